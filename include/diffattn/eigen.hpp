@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Views of Eigen objects.
+//
+//   view(tensor)                  Tensor or TensorMap of rank 4, RowMajor, [batch, tokens, heads, width];
+//   view(tensor, layout::bhtd)    … or [batch, heads, tokens, width]
+//   view(tensor3)                 rank 3 is one batch entry: [tokens, heads, width] or [heads, tokens, width]
+//   view(matrix, heads, batch)    Matrix, Map, Ref, Block, Transpose: rows are the tokens of all batch entries, one after the
+//                                 other; columns are heads × width
+//
+// The channels of a head must be adjacent in memory, so column-major objects with tokens as rows are refused when compiling;
+// for a column-major matrix that holds a token in each column pass `m.transpose()`.
+
+#include <Eigen/Core>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+#include "tensor.hpp"
+
+DIFFATTN_NAMESPACE_BEGIN
+
+namespace eigen {
+
+template <class T, class Dimensions>
+DIFFATTN_INLINE tensor_view<T> row_major_view(T* data, const Dimensions& size, layout order) noexcept {
+  constexpr int rank = static_cast<int>(std::tuple_size_v<std::array<int, Dimensions::count>>);
+  static_assert(rank == 3 || rank == 4, "diffattn::view takes tensors of rank 4 (or rank 3 for one batch entry)");
+  const index_t batch = rank == 4 ? static_cast<index_t>(size[0]) : 1;
+  const index_t outer = static_cast<index_t>(size[rank - 3]), inner = static_cast<index_t>(size[rank - 2]);
+  const index_t width = static_cast<index_t>(size[rank - 1]);
+  return order == layout::bthd ? view(data, batch, outer, inner, width, order) : view(data, batch, inner, outer, width, order);
+}
+
+}  // namespace eigen
+
+template <class T, int Rank, int Options, class Index>
+DIFFATTN_INLINE tensor_view<T> view(Eigen::Tensor<T, Rank, Options, Index>& t, layout order = layout::bthd) noexcept {
+  static_assert(Options & Eigen::RowMajor, "diffattn::view needs a RowMajor tensor: the last index must be the contiguous one");
+  return eigen::row_major_view(t.data(), t.dimensions(), order);
+}
+template <class T, int Rank, int Options, class Index>
+DIFFATTN_INLINE tensor_view<const T> view(const Eigen::Tensor<T, Rank, Options, Index>& t,
+                                          layout order = layout::bthd) noexcept {
+  static_assert(Options & Eigen::RowMajor, "diffattn::view needs a RowMajor tensor: the last index must be the contiguous one");
+  return eigen::row_major_view(t.data(), t.dimensions(), order);
+}
+/// A temporary tensor would be gone before the call reads it.
+template <class T, int Rank, int Options, class Index>
+void view(const Eigen::Tensor<T, Rank, Options, Index>&& t, layout order = layout::bthd) = delete;
+
+/// A TensorMap of `const Tensor` gives a view of constant data.
+template <class Plain, int Options, template <class> class Pointer>
+DIFFATTN_INLINE auto view(const Eigen::TensorMap<Plain, Options, Pointer>& t, layout order = layout::bthd) noexcept {
+  using scalar = std::conditional_t<std::is_const_v<Plain>, const typename Plain::Scalar, typename Plain::Scalar>;
+  static_assert(static_cast<int>(Plain::Layout) == static_cast<int>(Eigen::RowMajor),
+                "diffattn::view needs a RowMajor tensor: the last index must be the contiguous one");
+  return eigen::row_major_view(const_cast<scalar*>(t.data()), t.dimensions(), order);
+}
+
+namespace eigen {
+
+/// Rows are tokens. A size that does not divide gives a view that `check` refuses.
+template <class T, class Derived>
+DIFFATTN_INLINE tensor_view<T> matrix_view(T* data, const Derived& m, index_t heads, index_t batch) noexcept {
+  static_assert((Derived::Flags & Eigen::DirectAccessBit) != 0, "diffattn::view needs a matrix in memory, not an expression");
+  static_assert(Derived::IsRowMajor || Derived::ColsAtCompileTime == 1,
+                "diffattn::view needs rows that are contiguous; for one token per column pass m.transpose()");
+  const index_t rows = m.rows(), columns = m.cols(), stride = m.outerStride();
+  if (heads <= 0 || batch <= 0 || columns % heads != 0 || rows % batch != 0) return {data, -1, -1, -1, 0, 0, 0, 0, 1};
+  const index_t width = columns / heads, tokens = rows / batch;
+  return {data,
+          batch,
+          tokens,
+          heads,
+          width,
+          tokens * stride,
+          stride,
+          width * static_cast<index_t>(m.innerStride()),
+          static_cast<index_t>(m.innerStride())};
+}
+
+}  // namespace eigen
+
+template <class Derived>
+DIFFATTN_INLINE auto view(Eigen::DenseBase<Derived>& m, index_t heads, index_t batch = 1) noexcept {
+  return eigen::matrix_view(m.derived().data(), m.derived(), heads, batch);
+}
+template <class Derived>
+DIFFATTN_INLINE auto view(const Eigen::DenseBase<Derived>& m, index_t heads, index_t batch = 1) noexcept {
+  return eigen::matrix_view(m.derived().data(), m.derived(), heads, batch);
+}
+/// A temporary matrix would be gone before the call reads it. (Temporary Maps, Refs and Blocks are fine.)
+template <class T, int R, int C, int O, int MR, int MC>
+void view(const Eigen::Matrix<T, R, C, O, MR, MC>&& m, index_t heads, index_t batch = 1) = delete;
+
+DIFFATTN_NAMESPACE_END

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What happens after the products: the mixing coefficients of the two maps, and the norm of a head's output.
+
+#include <limits>
+
+#include "../norm.hpp"
+#include "tile.hpp"
+
+DIFFATTN_ISA_NAMESPACE_BEGIN
+namespace kernel {
+
+/// Lanes of s · x = x / l, and 0 where l is 0: a row without keys.
+template <class T>
+DIFFATTN_INLINE vec<T> inverse_or_zero(vec<T> l) noexcept {
+  const vec<T> zero = simd::broadcast(T(0)), one = simd::broadcast(T(1));
+  return simd::select<T>(l == zero, zero, one / l);
+}
+
+/// Coefficients of the unnormalised weights P₁, P₂ of sums l₁, l₂:  α P₁/l₁ - λ P₂/l₂ = s · (c₁ P₁ - c₂ P₂).
+///
+/// One of c₁, c₂ is exactly 1, that of the larger factor. So equal maps with equal factors cancel to exactly 0, λ = 0 leaves
+/// P₁ untouched, and neither a huge nor a tiny factor overflows. A map without keys (l = 0, weights 0) is left out.
+template <class T>
+DIFFATTN_INLINE void mix(vec<T> alpha, vec<T> lambda, vec<T> l1, vec<T> l2, vec<T>& c1, vec<T>& c2, vec<T>& s) noexcept {
+  const vec<T> zero = simd::broadcast(T(0)), one = simd::broadcast(T(1));
+  const auto first_leads = (l2 == zero) | ((l1 != zero) & (simd::abs<T>(alpha) >= simd::abs<T>(lambda)));
+  const vec<T> lead = simd::select<T>(first_leads, alpha, lambda), other = simd::select<T>(first_leads, lambda, alpha);
+  const vec<T> l_lead = simd::select<T>(first_leads, l1, l2), l_other = simd::select<T>(first_leads, l2, l1);
+  const vec<T> ratio = simd::select<T>(lead == zero, zero, other / lead);
+  const vec<T> c = simd::select<T>(l_other == zero, zero, ratio * (l_lead / l_other));
+  c1 = simd::select<T>(first_leads, one, c);
+  c2 = simd::select<T>(first_leads, c, one);
+  s = lead * inverse_or_zero<T>(l_lead);
+}
+
+/// Applies the norm to x[channel][lane] · s[lane] in place, channels [0, dv).
+template <int Vectors, class T>
+DIFFATTN_NOINLINE void normalise(T* x, index_t dv, const T* s, const head_norm<T>& norm) noexcept {
+  constexpr int w = simd::lanes<T>;
+  const vec<T> zero = simd::broadcast(T(0)), one = simd::broadcast(T(1));
+  const vec<T> inverse_dv = simd::broadcast(T(1) / static_cast<T>(dv));
+  for (int v = 0; v < Vectors; ++v) {
+    T* const column = x + v * w;
+    const vec<T> factor = simd::load(s + v * w);
+    const auto at = [column, factor](index_t c) { return simd::load(column + c * Vectors * w) * factor; };
+    // Σ f(x · s) over the channels in four chains, so that the latency of one addition is not that of all.
+    const auto sum = [dv, zero, at](auto&& f) {
+      vec<T> part[4] = {zero, zero, zero, zero};
+      index_t c = 0;
+      for (; c + 4 <= dv; c += 4) DIFFATTN_UNROLL
+      for (int i = 0; i < 4; ++i) part[i] = f(at(c + i), part[i]);
+      for (; c < dv; ++c) part[0] = f(at(c), part[0]);
+      return (part[0] + part[1]) + (part[2] + part[3]);
+    };
+    vec<T> mean = zero, root = one;
+    if (norm.kind == norm_kind::group) mean = sum([](vec<T> y, vec<T> acc) { return acc + y; }) * inverse_dv;
+    if (norm.kind != norm_kind::none) {
+      const vec<T> squares = sum([mean](vec<T> y, vec<T> acc) { return simd::fma<T>(y - mean, y - mean, acc); });
+      root = simd::sqrt<T>(simd::fma<T>(squares, inverse_dv, simd::broadcast(norm.eps)));
+      // Squares of values above 2^64 overflow float; lanes where they do are measured again in units of 2^80 (2^600), where eps
+      // vanishes beside them.
+      const auto overflow = squares == simd::broadcast(std::numeric_limits<T>::infinity());
+      if (simd::any<T>(overflow)) {
+        const vec<T> unit = simd::broadcast(sizeof(T) == 4 ? T(0x1p-80) : T(0x1p-600));
+        const vec<T> scaled = sum([mean, unit](vec<T> y, vec<T> acc) {
+          const vec<T> z = (y - mean) * unit;
+          return simd::fma<T>(z, z, acc);
+        });
+        root = simd::select<T>(overflow, simd::sqrt<T>(scaled * inverse_dv) / unit, root);
+      }
+      root = simd::select<T>(root == zero, one, root);  // eps = 0 and a zero output: 0 / 0 is defined as 0
+    }
+    const vec<T> inverse = one / root;
+    for (index_t c = 0; c < dv; ++c) {
+      vec<T> y = (at(c) - mean) * inverse;
+      if (norm.weight) y = y * simd::broadcast(norm.weight[c]);
+      if (norm.bias) y = y + simd::broadcast(norm.bias[c]);
+      simd::store(column + c * Vectors * w, y * simd::broadcast(norm.gain));
+    }
+  }
+}
+
+}  // namespace kernel
+DIFFATTN_ISA_NAMESPACE_END

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// softmax(Q Kᵀ) without its division: weights 2^(score - shift) of one map for one group of queries, and their sum.
+//
+// Scores are in log2 units (the packed queries carry scale · log2 e). Each lane keeps a `shift` near its maximum; a tile's
+// accumulators start at -shift, which makes the subtraction free. The shift need not be the exact maximum: float has room
+// for weights up to 2^rise_limit, so it is raised only when a score exceeds it by more than that, which on real data happens
+// once, in the first block. A raise is a whole number of log2 units, so every rescaling is exact and the result does not depend
+// on when it happens.
+
+#include <limits>
+
+#include "../simd/exp2.hpp"
+#include "tile.hpp"
+
+DIFFATTN_ISA_NAMESPACE_BEGIN
+namespace kernel {
+
+/// How far a score may exceed the shift: weights below 2^16 leave 2^111 of float's range to the values and their sums.
+inline constexpr int rise_limit = 16;
+
+/// The running softmax of one map, a lane for each query.
+template <class T, int Vectors>
+struct softmax_state {
+  static constexpr index_t lanes = group_lanes<T, Vectors>;
+  T shift[lanes];  ///< log2 units; 0 until a key has been seen
+  T sum[lanes];    ///< of the weights
+  T limit[lanes];  ///< scores - shift above this raise the shift: -inf until a key has been seen
+  T top[lanes];    ///< maximum of scores - shift in the block at hand
+
+  DIFFATTN_INLINE void reset() noexcept {
+    for (index_t i = 0; i < lanes; ++i) shift[i] = 0, sum[i] = 0, limit[i] = -std::numeric_limits<T>::infinity();
+  }
+};
+
+/// scores - shift of `count` (1 … Keys) consecutive keys: x[key][lane]. With fewer than Keys the last key stands in for
+/// the missing ones, so nothing beyond it is read. `ahead` is prefetched, one key row each.
+template <int Vectors, int Keys, class T>
+DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, index_t count, index_t d, const T* ahead,
+                                  softmax_state<T, Vectors>& state, T* x) noexcept {
+  constexpr int w = simd::lanes<T>;
+  const T* row[Keys];
+  vec<T> acc[Keys][Vectors];
+  DIFFATTN_UNROLL
+  for (int j = 0; j < Keys; ++j) {
+    row[j] = k + (j < count ? j : count - 1) * k_stride;
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) acc[j][v] = -simd::load(state.shift + v * w);
+  }
+  constexpr index_t line = 64 / sizeof(T);
+  for (index_t i = 0; i < d; i += line) DIFFATTN_UNROLL
+  for (int j = 0; j < Keys; ++j) simd::prefetch(ahead + j * k_stride + i);
+
+  for (index_t i = 0; i < d; ++i) {
+    vec<T> query[Vectors];
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) query[v] = simd::load_pinned(q + (i * Vectors + v) * w);
+    DIFFATTN_UNROLL
+    for (int j = 0; j < Keys; ++j) {
+      const vec<T> key = simd::broadcast(row[j][i]);
+      DIFFATTN_UNROLL
+      for (int v = 0; v < Vectors; ++v) acc[j][v] = simd::fma<T>(query[v], key, acc[j][v]);
+    }
+  }
+  vec<T> top[Vectors];
+  DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) top[v] = simd::load(state.top + v * w);
+  DIFFATTN_UNROLL
+  for (int j = 0; j < Keys; ++j) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) {
+      top[v] = simd::at_least<T>(acc[j][v], top[v]);
+      if (j < count) simd::store(x + (j * Vectors + v) * w, acc[j][v]);
+    }
+  }
+  DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) simd::store(state.top + v * w, top[v]);
+}
+
+/// Gives the keys that a lane may not see the score -inf, whatever they held, and finds the maxima again.
+template <int Vectors, class T>
+DIFFATTN_NOINLINE void hide_keys(const visible_lanes<T, Vectors>& visible, index_t first, index_t count, T* x,
+                                 softmax_state<T, Vectors>& state) noexcept {
+  constexpr int w = simd::lanes<T>;
+  const vec<T> hidden = simd::broadcast(-std::numeric_limits<T>::infinity());
+  for (int v = 0; v < Vectors; ++v) {
+    const vec<T> begin = simd::load(visible.begin + v * w), end = simd::load(visible.end + v * w);
+    vec<T> top = hidden;
+    for (index_t j = 0; j < count; ++j) {
+      const vec<T> key = simd::broadcast(static_cast<T>(first + j));
+      T* const p = x + (j * Vectors + v) * w;
+      const vec<T> score = simd::select<T>((key >= begin) & (key < end), simd::load(p), hidden);
+      simd::store(p, score);
+      top = simd::at_least<T>(score, top);
+    }
+    simd::store(state.top + v * w, top);
+  }
+}
+
+/// Raises the shift of every lane whose block maximum exceeds the limit, by whole log2 units. All that the lane has
+/// accumulated so far, the sum, `rows` × Vectors registers at `weights` and `channels` × Vectors at `out`, is scaled down to
+/// match. Rare, so out of line.
+template <int Vectors, class T>
+DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index_t count, T* weights, index_t rows, T* out,
+                                   index_t channels) noexcept {
+  constexpr int w = simd::lanes<T>;
+  const vec<T> zero = simd::broadcast(T(0)), one = simd::broadcast(T(1));
+  for (int v = 0; v < Vectors; ++v) {
+    const vec<T> top = simd::load(state.top + v * w), limit = simd::load(state.limit + v * w);
+    const auto rises = top > limit;
+    const vec<T> step = simd::select<T>(rises, simd::nearest<T>(top), zero);
+    // A lane that has seen no key has accumulated zeros: any factor would do, but 2^(-step) may overflow.
+    const vec<T> factor = simd::select<T>(limit > zero, simd::exp2<T>(zero - step), one);
+    for (index_t j = 0; j < count; ++j) {
+      T* const p = x + (j * Vectors + v) * w;
+      simd::store(p, simd::load(p) - step);
+    }
+    for (index_t j = 0; j < rows; ++j) {
+      T* const p = weights + (j * Vectors + v) * w;
+      simd::store(p, simd::load(p) * factor);
+    }
+    for (index_t c = 0; c < channels; ++c) {
+      T* const p = out + (c * Vectors + v) * w;
+      simd::store(p, simd::load(p) * factor);
+    }
+    simd::store(state.sum + v * w, simd::load(state.sum + v * w) * factor);
+    simd::store(state.shift + v * w, simd::load(state.shift + v * w) + step);
+    simd::store(state.limit + v * w, simd::select<T>(rises, simd::broadcast(T(rise_limit)), limit));
+  }
+}
+
+/// Turns scores into weights where they lie and adds them to the sums.
+template <int Vectors, class T>
+DIFFATTN_NOINLINE void exponentials(T* x, index_t count, softmax_state<T, Vectors>& state) noexcept {
+  constexpr int w = simd::lanes<T>, unroll = 8 / Vectors;
+  vec<T> sum[unroll][Vectors];
+  DIFFATTN_UNROLL
+  for (int j = 0; j < unroll; ++j) DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) sum[j][v] = simd::broadcast(T(0));
+  index_t i = 0;
+  for (; i + unroll <= count; i += unroll) DIFFATTN_UNROLL
+  for (int j = 0; j < unroll; ++j) DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) {
+    T* const p = x + ((i + j) * Vectors + v) * w;
+    const vec<T> weight = simd::exp2<T>(simd::load(p));
+    simd::store(p, weight);
+    sum[j][v] = sum[j][v] + weight;
+  }
+  for (; i < count; ++i) DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) {
+    T* const p = x + (i * Vectors + v) * w;
+    const vec<T> weight = simd::exp2<T>(simd::load(p));
+    simd::store(p, weight);
+    sum[0][v] = sum[0][v] + weight;
+  }
+  DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) {
+    DIFFATTN_UNROLL
+    for (int step = unroll / 2; step > 0; step /= 2) DIFFATTN_UNROLL
+    for (int j = 0; j < step; ++j) sum[j][v] = sum[j][v] + sum[j + step][v];
+    simd::store(state.sum + v * w, simd::load(state.sum + v * w) + sum[0][v]);
+  }
+}
+
+}  // namespace kernel
+DIFFATTN_ISA_NAMESPACE_END

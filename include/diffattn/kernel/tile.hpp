@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Shapes shared by all kernels.
+//
+// The queries of a group lie in SIMD lanes: a group is `Vectors` registers of queries, and everything a row needs (its
+// maximum, its sum, its λ, the norm of its output) is one lane of a register, so no kernel ever reduces across lanes. Keys and
+// value channels are broadcast. A register tile holds at least 8 accumulators, since multiply-add takes 4 cycles and 2 start in
+// each: 8 of them, 2 vectors and 1 broadcast fit the 16 registers of AVX2. With 32 registers a score tile takes 16, which
+// halves its loads.
+
+#include "../simd/batch.hpp"
+#include "../tensor.hpp"
+
+DIFFATTN_ISA_NAMESPACE_BEGIN
+namespace kernel {
+
+using simd::vec;
+
+/// Queries of a group.
+template <class T, int Vectors>
+inline constexpr index_t group_lanes = Vectors* simd::lanes<T>;
+
+/// Keys of a score tile.
+template <int Vectors>
+inline constexpr int tile_keys = (simd::registers == 32 ? 16 : 8) / Vectors;
+
+/// Value channels of a panel of packed values; a value tile takes 8 / (4 * Vectors) panels.
+inline constexpr int panel_channels = 4;
+
+/// Keys between two looks at the running maximum: the block's scores (32 keys × 128 bytes) stay in L1 with two tiles of keys.
+inline constexpr index_t softmax_keys = 32;
+
+/// Keys of a chunk of packed values: 128 keys × 4 channels are 2 KiB of sequential reads for each value tile, and the chunk's
+/// combined weights (128 × 128 bytes) half of a 32 KiB L1.
+inline constexpr index_t chunk_keys = 128;
+
+/// Queries of a block, whose groups share every tile of keys and values while it is in L1.
+inline constexpr index_t block_rows = 32;
+
+/// The lanes of each row's visible keys, relative to the first key of a softmax block; what a partly visible block needs.
+template <class T, int Vectors>
+struct visible_lanes {
+  T begin[group_lanes<T, Vectors>];
+  T end[group_lanes<T, Vectors>];
+};
+
+constexpr index_t round_up(index_t n, index_t multiple) noexcept {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace kernel
+DIFFATTN_ISA_NAMESPACE_END

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The second product: packed values, and weights · V for one group of queries.
+
+#include <cstring>
+
+#include "tile.hpp"
+
+DIFFATTN_ISA_NAMESPACE_BEGIN
+namespace kernel {
+
+/// Distance of two panels of a chunk: one cache line more than the panel, so that the panels of wide values do not share a few
+/// cache sets.
+template <class T>
+inline constexpr index_t panel_step = chunk_keys* panel_channels + static_cast<index_t>(64 / sizeof(T));
+
+/// Elements of one packed chunk: [panel][key][channel of the panel].
+template <class T>
+constexpr index_t packed_chunk_size(index_t dv) noexcept {
+  return (dv + panel_channels - 1) / panel_channels * panel_step<T>;
+}
+
+/// Looks for numbers that are not finite: x * 0 is 0 unless x is infinite or NaN.
+template <class T>
+struct poison {
+  vec<T> sum = simd::broadcast(T(0));
+  T rest = T(0);
+
+  DIFFATTN_INLINE void add(const T* x, index_t n) noexcept {
+    index_t i = 0;
+    for (; i + simd::lanes<T> <= n; i += simd::lanes<T>) sum = simd::fma<T>(simd::load(x + i), simd::broadcast(T(0)), sum);
+    for (; i < n; ++i) rest += x[i] * T(0);
+  }
+  DIFFATTN_INLINE bool none() const noexcept { return rest == T(0) && !simd::any<T>(sum != simd::broadcast(T(0))); }
+};
+
+/// Copies keys [begin, end) of one chunk (relative to the chunk) of one or two value heads into packed order; the channels
+/// of the second head follow those of the first. Rows of a wide value are a power of two apart and would share a few cache
+/// sets; packed, a value tile reads one sequential stream. Channels that fill the last panel are zero. Returns whether all
+/// values are finite.
+template <class T>
+DIFFATTN_NOINLINE bool pack_values(const T* head_1, const T* head_2, index_t v_stride, index_t width, index_t begin,
+                                   index_t end, T* packed) noexcept {
+  const index_t dv = head_2 ? 2 * width : width;
+  poison<T> seen;
+  // Four keys at a time fill a cache line of each panel (float).
+  for (index_t first = begin; first < end; first += 4) {
+    const index_t last = first + 4 < end ? first + 4 : end;
+    for (index_t key = first; key < last; ++key) {
+      seen.add(head_1 + key * v_stride, width);
+      if (head_2) seen.add(head_2 + key * v_stride, width);
+    }
+    for (index_t c = 0; c < dv; c += panel_channels) {
+      T* const panel = packed + c / panel_channels * panel_step<T>;
+      if (c + panel_channels <= width || (c >= width && c + panel_channels <= dv)) {
+        const T* const from = c < width ? head_1 + c : head_2 + (c - width);
+        for (index_t key = first; key < last; ++key)
+          std::memcpy(panel + key * panel_channels, from + key * v_stride, panel_channels * sizeof(T));
+      } else {
+        for (index_t key = first; key < last; ++key)
+          for (index_t i = c; i < c + panel_channels; ++i)
+            panel[key * panel_channels + i - c] = i < width ? head_1[key * v_stride + i]
+                                                  : i < dv  ? head_2[key * v_stride + i - width]
+                                                            : T(0);
+      }
+    }
+  }
+  return seen.none();
+}
+
+/// out[channel][lane] += Σ_key weight[key][lane] · value[key][channel] for Panels panels of a chunk, `count` keys. With Hidden,
+/// a lane skips the keys that it may not see, where 0 · NaN would not be 0; `visible` counts from the first key here.
+template <int Vectors, int Panels, bool Hidden, class T>
+DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const visible_lanes<T, Vectors>* visible,
+                                  T* out) noexcept {
+  constexpr int w = simd::lanes<T>, channels = panel_channels * Panels;
+  vec<T> acc[channels][Vectors];
+  DIFFATTN_UNROLL
+  for (int c = 0; c < channels; ++c) DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) acc[c][v] = simd::load(out + (c * Vectors + v) * w);
+  for (index_t j = 0; j < count; ++j) {
+    vec<T> weight[Vectors];
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) weight[v] = simd::load_pinned(weights + (j * Vectors + v) * w);
+    DIFFATTN_UNROLL
+    for (int c = 0; c < channels; ++c) {
+      const vec<T> value =
+          simd::broadcast(values[c / panel_channels * panel_step<T> + j * panel_channels + c % panel_channels]);
+      DIFFATTN_UNROLL
+      for (int v = 0; v < Vectors; ++v) {
+        const vec<T> sum = simd::fma<T>(weight[v], value, acc[c][v]);
+        if constexpr (Hidden) {
+          const vec<T> key = simd::broadcast(static_cast<T>(j));
+          acc[c][v] = simd::select<T>((key >= simd::load(visible->begin + v * w)) & (key < simd::load(visible->end + v * w)),
+                                      sum, acc[c][v]);
+        } else {
+          acc[c][v] = sum;
+        }
+      }
+    }
+  }
+  DIFFATTN_UNROLL
+  for (int c = 0; c < channels; ++c) DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) simd::store(out + (c * Vectors + v) * w, acc[c][v]);
+}
+
+/// combined[key][lane] = c1[lane] · p1[key][lane] - c2[lane] · p2[key][lane]. One of the coefficients is 1 (see
+/// `mix_coefficients`), so that equal weights cancel exactly in spite of the fused rounding.
+template <int Vectors, class T>
+DIFFATTN_NOINLINE void combine(const T* p1, const T* p2, const T* c1, const T* c2, index_t count, T* combined) noexcept {
+  constexpr int w = simd::lanes<T>;
+  vec<T> a[Vectors], b[Vectors];
+  DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) a[v] = simd::load(c1 + v * w), b[v] = simd::load(c2 + v * w);
+  for (index_t j = 0; j < count; ++j) DIFFATTN_UNROLL
+  for (int v = 0; v < Vectors; ++v) {
+    const index_t i = (j * Vectors + v) * w;
+    simd::store(combined + i, simd::fnma<T>(b[v], simd::load(p2 + i), a[v] * simd::load(p1 + i)));
+  }
+}
+
+}  // namespace kernel
+DIFFATTN_ISA_NAMESPACE_END

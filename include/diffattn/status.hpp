@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// What can be wrong with a call. Every status names the argument at fault; after any but `ok` nothing has been written.
+
+#include "config.hpp"
+
+#if defined(__cpp_exceptions) || defined(__EXCEPTIONS) || defined(_CPPUNWIND)
+#define DIFFATTN_EXCEPTIONS 1
+#include <stdexcept>
+#else
+#define DIFFATTN_EXCEPTIONS 0
+#include <cstdlib>
+#endif
+
+DIFFATTN_NAMESPACE_BEGIN
+
+enum class status {
+  ok,
+  q_null,
+  k_null,
+  v_null,
+  out_null,
+  q_size,
+  k_size,
+  v_size,
+  out_size,
+  q_width_stride,
+  k_width_stride,
+  v_width_stride,
+  out_width_stride,
+  k_batch,
+  v_batch,
+  out_batch,
+  v_tokens,
+  out_tokens,
+  k_width,
+  out_width,
+  heads_missing,
+  heads_table_null,
+  heads_kv_groups,
+  heads_pair_across_kv_groups,
+  q_heads,
+  k_heads,
+  v_heads,
+  out_heads,
+  heads_value_layout,
+  lambda_missing,
+  alpha_missing,
+  scale_not_finite,
+  norm_eps,
+  norm_gain,
+  norm_bias,
+  mask_offset,
+  mask_window,
+  mask_window_not_causal,
+  mask_key_range,
+  out_strides,
+  out_overlaps_q,
+  out_overlaps_k,
+  out_overlaps_v,
+  lse_strides,
+  lse_overlap,
+  raw_out_shape,
+  raw_out_strides,
+  raw_out_overlap,
+  executor_workers,
+  workspace_overflow,
+  workspace_null,
+  workspace_too_small,
+  workspace_overlap
+};
+
+/// One sentence that names the argument.
+DIFFATTN_INLINE const char* message(status s) noexcept {
+  switch (s) {
+    case status::ok: return "ok";
+    case status::q_null: return "q: data is null";
+    case status::k_null: return "k: data is null";
+    case status::v_null: return "v: data is null";
+    case status::out_null: return "out: data is null";
+    case status::q_size: return "q: a size is negative, or width is 0, or the extent overflows";
+    case status::k_size: return "k: a size is negative, or width is 0, or the extent overflows";
+    case status::v_size: return "v: a size is negative, or width is 0, or the extent overflows";
+    case status::out_size: return "out: a size is negative, or width is 0, or the extent overflows";
+    case status::q_width_stride: return "q: the channels of a head must be contiguous (width_stride 1)";
+    case status::k_width_stride: return "k: the channels of a head must be contiguous (width_stride 1)";
+    case status::v_width_stride: return "v: the channels of a head must be contiguous (width_stride 1)";
+    case status::out_width_stride: return "out: the channels of a head must be contiguous (width_stride 1)";
+    case status::k_batch: return "k: batch differs from that of q";
+    case status::v_batch: return "v: batch differs from that of q";
+    case status::out_batch: return "out: batch differs from that of q";
+    case status::v_tokens: return "v: tokens differ from those of k";
+    case status::out_tokens: return "out: tokens differ from those of q";
+    case status::k_width: return "k: width differs from that of q";
+    case status::out_width: return "out: width differs from that of the value (twice v's width for two narrow value heads)";
+    case status::heads_missing: return "heads: no head map given, or a count is not positive";
+    case status::heads_table_null: return "heads: the table is null";
+    case status::heads_kv_groups:
+      return "heads: the number of heads is no multiple of the key/value heads or of the signal heads to a noise head";
+    case status::heads_pair_across_kv_groups: return "heads: a pair would read two different key/value groups";
+    case status::q_heads: return "q: number of heads does not fit the head map";
+    case status::k_heads: return "k: number of heads does not fit the head map";
+    case status::v_heads: return "v: number of heads does not fit the head map";
+    case status::out_heads: return "out: number of heads does not fit the head map";
+    case status::heads_value_layout: return "heads: some heads read one value head and others two";
+    case status::lambda_missing: return "lambda: not given";
+    case status::alpha_missing: return "alpha: not given";
+    case status::scale_not_finite: return "scale: not a finite number";
+    case status::norm_eps: return "norm.eps: negative or not a finite number";
+    case status::norm_gain: return "norm.gain: not a finite number";
+    case status::norm_bias: return "norm.bias: only norm_kind::group has a bias";
+    case status::mask_offset: return "mask.offset: beyond 2^62";
+    case status::mask_window: return "mask.window: must be positive, or unlimited";
+    case status::mask_window_not_causal: return "mask.window: needs mask.causal";
+    case status::mask_key_range: return "mask.key_ranges: a range is not within [0, kv_len] or ends before it begins";
+    case status::out_strides: return "out: two elements share an address";
+    case status::out_overlaps_q: return "out: overlaps q";
+    case status::out_overlaps_k: return "out: overlaps k";
+    case status::out_overlaps_v: return "out: overlaps v";
+    case status::lse_strides: return "lse: two elements share an address";
+    case status::lse_overlap: return "lse: overlaps another argument";
+    case status::raw_out_shape: return "out1/out2: shape or width stride differs from that of out";
+    case status::raw_out_strides: return "out1/out2: two elements share an address";
+    case status::raw_out_overlap: return "out1/out2: overlaps another argument";
+    case status::executor_workers: return "executor: fewer than one worker";
+    case status::workspace_overflow: return "workspace: the size needed overflows";
+    case status::workspace_null: return "workspace: data is null";
+    case status::workspace_too_small: return "workspace: smaller than workspace_bytes";
+    case status::workspace_overlap: return "workspace: overlaps another argument";
+  }
+  return "unknown status";
+}
+
+/// Throws std::invalid_argument with the message unless ok. Without exceptions it ends the program: callers that cannot throw
+/// use the calls that return a status.
+DIFFATTN_INLINE void throw_if_error(status s) {
+  if (s == status::ok) return;
+#if DIFFATTN_EXCEPTIONS
+  throw std::invalid_argument(message(s));
+#else
+  std::abort();
+#endif
+}
+
+DIFFATTN_NAMESPACE_END

@@ -244,8 +244,6 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
       }
     }
     for (index_t i = 0; i < groups; ++i) group[i].mix_maps(job);
-    for (index_t r = 0; r < job.rows; ++r)
-      for (index_t c = 0; c < job.dv; c += 64 / sizeof(T)) simd::prefetch_for_store(job.out + r * job.out_stride + c);
     for (index_t begin = base; begin < hi; begin += chunk_keys)
       add_chunk(begin, sooner(begin + chunk_keys, hi), [&](auto& g, index_t b, index_t e) -> const T* {
         combine<Vectors>(g.weights[0] + (b - base) * lanes, g.weights[1] + (b - base) * lanes, g.c1, g.c2, e - b, g.combined);

@@ -23,17 +23,43 @@ constexpr index_t packed_chunk_size(index_t dv) noexcept {
 
 /// Looks for numbers that are not finite: x * 0 is 0 unless x is infinite or NaN.
 template <class T>
-struct poison {
-  vec<T> sum = simd::broadcast(T(0));
-  T rest = T(0);
-
+class poison {
+ public:
   DIFFATTN_INLINE void add(const T* x, index_t n) noexcept {
+    constexpr index_t w = simd::lanes<T>;
+    const vec<T> zero = simd::broadcast(T(0));
     index_t i = 0;
-    for (; i + simd::lanes<T> <= n; i += simd::lanes<T>) sum = simd::fma<T>(simd::load(x + i), simd::broadcast(T(0)), sum);
-    for (; i < n; ++i) rest += x[i] * T(0);
+    for (; i + 4 * w <= n; i += 4 * w) DIFFATTN_UNROLL
+    for (int j = 0; j < 4; ++j) sum_[j] = simd::fma<T>(simd::load(x + i + j * w), zero, sum_[j]);
+    for (; i + w <= n; i += w) sum_[0] = simd::fma<T>(simd::load(x + i), zero, sum_[0]);
+    for (; i < n; ++i) rest_ += x[i] * T(0);
   }
-  DIFFATTN_INLINE bool none() const noexcept { return rest == T(0) && !simd::any<T>(sum != simd::broadcast(T(0))); }
+  DIFFATTN_INLINE bool none() const noexcept {
+    const vec<T> all = (sum_[0] + sum_[1]) + (sum_[2] + sum_[3]);
+    return rest_ == T(0) && !simd::any<T>(all != simd::broadcast(T(0)));
+  }
+
+ private:
+  vec<T> sum_[4] = {simd::broadcast(T(0)), simd::broadcast(T(0)), simd::broadcast(T(0)), simd::broadcast(T(0))};
+  T rest_ = T(0);
 };
+
+/// Copies `width` channels of `keys` consecutive keys to channel `to` of a packed chunk; `packed` is at the first of these
+/// keys.
+template <class T>
+DIFFATTN_INLINE void pack_channels(const T* head, index_t v_stride, index_t width, index_t keys, index_t to,
+                                   T* packed) noexcept {
+  index_t c = 0;
+  if (to % panel_channels == 0)
+    for (T* panel = packed + to / panel_channels * panel_step<T>; c + panel_channels <= width;
+         c += panel_channels, panel += panel_step<T>)
+      for (index_t key = 0; key < keys; ++key)
+        std::memcpy(panel + key * panel_channels, head + key * v_stride + c, panel_channels * sizeof(T));
+  for (; c < width; ++c)
+    for (index_t key = 0; key < keys; ++key)
+      packed[(to + c) / panel_channels * panel_step<T> + key * panel_channels + (to + c) % panel_channels] =
+          head[key * v_stride + c];
+}
 
 /// Copies keys [begin, end) of one chunk (relative to the chunk) of one or two value heads into packed order; the channels
 /// of the second head follow those of the first. Rows of a wide value are a power of two apart and would share a few cache
@@ -42,29 +68,28 @@ struct poison {
 template <class T>
 DIFFATTN_NOINLINE bool pack_values(const T* head_1, const T* head_2, index_t v_stride, index_t width, index_t begin,
                                    index_t end, T* packed) noexcept {
+  constexpr index_t keys = 4;  // fill a cache line of each panel (float)
   const index_t dv = head_2 ? 2 * width : width;
   poison<T> seen;
-  // Four keys at a time fill a cache line of each panel (float).
-  for (index_t first = begin; first < end; first += 4) {
-    const index_t last = first + 4 < end ? first + 4 : end;
-    for (index_t key = first; key < last; ++key) {
-      seen.add(head_1 + key * v_stride, width);
-      if (head_2) seen.add(head_2 + key * v_stride, width);
-    }
-    for (index_t c = 0; c < dv; c += panel_channels) {
-      T* const panel = packed + c / panel_channels * panel_step<T>;
-      if (c + panel_channels <= width || (c >= width && c + panel_channels <= dv)) {
-        const T* const from = c < width ? head_1 + c : head_2 + (c - width);
-        for (index_t key = first; key < last; ++key)
-          std::memcpy(panel + key * panel_channels, from + key * v_stride, panel_channels * sizeof(T));
-      } else {
-        for (index_t key = first; key < last; ++key)
-          for (index_t i = c; i < c + panel_channels; ++i)
-            panel[key * panel_channels + i - c] = i < width ? head_1[key * v_stride + i]
-                                                  : i < dv  ? head_2[key * v_stride + i - width]
-                                                            : T(0);
+  for (index_t key = begin; key < end; key += keys) {
+    const index_t count = key + keys < end ? keys : end - key;
+    T* const to = packed + key * panel_channels;
+    for (int half = 0; half < (head_2 ? 2 : 1); ++half) {
+      const T* const head = (half ? head_2 : head_1) + key * v_stride;
+      for (index_t i = 0; i < count; ++i) {
+        // The same head of the next token lies behind all other heads, too far for the hardware to fetch ahead.
+        for (index_t c = 0; c < width; c += static_cast<index_t>(64 / sizeof(T)))
+          simd::prefetch(head + (i + 2 * keys) * v_stride + c);
+        seen.add(head + i * v_stride, width);
       }
+      if (count == keys)
+        pack_channels(head, v_stride, width, keys, half * width, to);
+      else
+        pack_channels(head, v_stride, width, count, half * width, to);
     }
+    for (index_t c = dv; c % panel_channels != 0; ++c)
+      for (index_t i = 0; i < count; ++i)
+        to[c / panel_channels * panel_step<T> + i * panel_channels + c % panel_channels] = T(0);
   }
   return seen.none();
 }

@@ -139,15 +139,6 @@ DIFFATTN_INLINE void prefetch(const void* p) noexcept {
 #endif
 }
 
-/// The line will be written.
-DIFFATTN_INLINE void prefetch_for_store(void* p) noexcept {
-#if defined(__GNUC__)
-  __builtin_prefetch(p, 1);
-#else
-  (void)p;
-#endif
-}
-
 }  // namespace simd
 DIFFATTN_ISA_NAMESPACE_END
 

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: MIT
+
+// What differential attention costs beside standard attention, and beside the same written with Eigen alone.
+//
+//   compare [--smoke] [--table_out=FILE] [--benchmark_...]
+//
+// Every shape is checked against double arithmetic before it is timed. Repetitions of all shapes are interleaved at random, so
+// that a busy moment of the machine falls on all alike; the table gives medians.
+
+#include <benchmark/benchmark.h>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "peak.hpp"
+#include "problem.hpp"
+
+namespace {
+
+using bench::contender;
+using bench::index_t;
+using bench::shape;
+
+std::map<std::string, std::unique_ptr<bench::problem<float>>> problems;
+bool failed = false;
+
+bench::problem<float>& problem_of(const shape& s) {
+  auto& p = problems[s.suffix("float")];
+  if (!p) p = std::make_unique<bench::problem<float>>(s);
+  return *p;
+}
+
+void time_forward(benchmark::State& state, contender who, const shape& s) {
+  try {
+    bench::problem<float>& p = problem_of(s);
+    const double peak = bench::peak_flop_rate<float>() * s.threads;
+    const double start = bench::seconds();
+    for (auto _ : state) p.run(who);
+    const double rate = s.flop() * static_cast<double>(state.iterations()) / (bench::seconds() - start);
+    state.counters["flop_rate"] = rate;
+    state.counters["peak_fraction"] = rate / peak;
+  } catch (const std::exception& e) {
+    failed = true;
+    state.SkipWithError(e.what());
+  }
+}
+
+void add(const shape& s) {
+  for (const contender who : {contender::differential, contender::standard, contender::unfused}) {
+    if (who == contender::unfused && s.threads > 1) continue;
+    auto* b = benchmark::RegisterBenchmark((std::string("forward/") + bench::name(who) + "/" + s.suffix("float")).c_str(),
+                                           time_forward, who, s);
+    b->Unit(benchmark::kMillisecond);
+    if (s.n >= 16384) b->Repetitions(3);  // seconds each
+  }
+}
+
+std::vector<shape> shapes(bool smoke) {
+  std::vector<shape> all;
+  const auto both_masks = [&all](shape s) {
+    for (const bool causal : {false, true}) {
+      s.causal = causal;
+      all.push_back(s);
+    }
+  };
+  if (smoke) {
+    both_masks({false, 64, 128, 2});
+    both_masks({false, 80, 197, 2});
+    both_masks({false, 64, 256, 2, 2});
+    all.push_back({true, 16, 512, 4, 1, true});
+    return all;
+  }
+  for (const index_t d : {64, 128}) {
+    for (const index_t n : {128, 512, 1024}) both_masks({false, d, n, 8});
+    both_masks({false, d, 4096, 2});
+    both_masks({false, d, 16384, 1});
+  }
+  for (const index_t n : {197, 1000}) both_masks({false, 64, n, 8});
+  both_masks({false, 64, 4095, 2});
+  for (const index_t d : {80, 96}) both_masks({false, d, 1024, 8});
+  both_masks({false, 64, 1024, 8, 2});
+  both_masks({false, 64, 4096, 2, 2});
+  for (const index_t n : {512, 1024, 4096}) all.push_back({true, 16, n, 4, 1, true});
+  return all;
+}
+
+/// The measurements of one benchmark, by repetition.
+struct samples {
+  std::vector<double> seconds, peak_fraction;
+
+  double median() const {
+    std::vector<double> sorted = seconds;
+    std::sort(sorted.begin(), sorted.end());
+    const std::size_t middle = sorted.size() / 2;
+    return sorted.size() % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  }
+  double best_fraction() const { return *std::max_element(peak_fraction.begin(), peak_fraction.end()); }
+};
+
+/// Passes medians on to the reporter that the flags ask for, keeps everything for the table.
+class collector : public benchmark::BenchmarkReporter {
+ public:
+  explicit collector(benchmark::BenchmarkReporter* shown) : shown_(shown) {}
+
+  bool ReportContext(const Context& context) override { return shown_->ReportContext(context); }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    std::vector<Run> medians;
+    for (const Run& run : runs) {
+      if (run.run_type == Run::RT_Aggregate) {
+        if (run.aggregate_name == "median") medians.push_back(run);
+      } else if (run.iterations > 0) {
+        samples& s = measured[run.run_name.function_name];
+        s.seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
+        s.peak_fraction.push_back(run.counters.at("peak_fraction"));
+        if (run.repetitions == 1) medians.push_back(run);
+      } else {
+        medians.push_back(run);  // an error
+      }
+    }
+    if (!medians.empty()) shown_->ReportRuns(medians);
+  }
+  void Finalize() override { shown_->Finalize(); }
+
+  std::map<std::string, samples> measured;
+
+ private:
+  benchmark::BenchmarkReporter* shown_;
+};
+
+class table {
+ public:
+  table(const std::vector<shape>& all, const std::map<std::string, samples>& measured) : all_(all), measured_(measured) {}
+
+  const samples* find(contender who, const shape& s) const {
+    const auto it = measured_.find(std::string("forward/") + bench::name(who) + "/" + s.suffix("float"));
+    return it == measured_.end() ? nullptr : &it->second;
+  }
+  double time(contender who, const shape& s) const {
+    const samples* found = find(who, s);
+    return found ? found->median() : std::nan("");
+  }
+
+  /// Medians in ms; peak fraction of the best repetition; the largest error of sampled rows against double, ours and unfused.
+  void print(std::FILE* to) const {
+    std::fprintf(to, "\n%-6s %4s %6s %2s | %12s %10s %10s | %9s %9s | %6s | %9s %9s\n", "mask", "d", "n", "t", "differential",
+                 "standard", "unfused", "diff/std", "unf/diff", "% peak", "error", "unfused");
+    for (const shape& s : all_) {
+      const samples* ours = find(contender::differential, s);
+      if (!ours) continue;
+      const double standard = time(contender::standard, s), unfused = time(contender::unfused, s);
+      const auto& p = *problems.at(s.suffix("float"));
+      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %7.3f ms %7.3f ms | %9.3f %9.2f | %5.1f%% | %9.1e %9.1e%s\n",
+                   s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours->median() * 1e3,
+                   standard * 1e3, unfused * 1e3, ours->median() / standard, unfused / ours->median(),
+                   ours->best_fraction() * 100, p.error(), p.unfused_error(), s.real ? "  real q, k, v" : "");
+    }
+  }
+
+  /// What the rows say beside each other: masks, threads, ragged shapes, memory.
+  void print_derived(std::FILE* to) const {
+    std::fprintf(to, "\ncausal / full:           ");
+    for (const shape& s : all_) {
+      shape full = s;
+      full.causal = false;
+      if (s.causal && !s.real && s.threads == 1)
+        ratio(to, s, time(contender::differential, s) / time(contender::differential, full));
+    }
+    std::fprintf(to, "\none thread / two:        ");
+    for (const shape& s : all_) {
+      shape one = s;
+      one.threads = 1;
+      if (s.threads == 2) ratio(to, s, time(contender::differential, one) / time(contender::differential, s));
+    }
+    std::fprintf(to, "\ntime per useful FLOP, ragged / round: ");
+    for (const shape& s : all_) {
+      shape round = s;
+      round.d = s.d < 96 ? 64 : s.d == 96 ? 128 : s.d;
+      round.n = s.n == 197 ? 128 : s.n == 1000 ? 1024 : s.n == 4095 ? 4096 : s.n;
+      if (s.real || s.threads > 1 || (round.d == s.d && round.n == s.n)) continue;
+      ratio(to, s, time(contender::differential, s) / s.flop() / (time(contender::differential, round) / round.flop()));
+    }
+    std::fprintf(to, "\n");
+    print_memory(to);
+  }
+
+  void write(const std::string& path) const {
+    std::ofstream to(path);
+    to << "mask\td\tn\tthreads\treal\tdifferential_ms\tstandard_ms\tunfused_ms\tdifferential_peak\tstandard_peak\tunfused_"
+          "peak\terror\n";
+    for (const shape& s : all_) {
+      if (!find(contender::differential, s)) continue;
+      to << (s.causal ? "causal" : "full") << '\t' << s.d << '\t' << s.n << '\t' << s.threads << '\t' << s.real;
+      for (const contender c : {contender::differential, contender::standard, contender::unfused})
+        to << '\t' << time(c, s) * 1e3;
+      for (const contender c : {contender::differential, contender::standard, contender::unfused})
+        to << '\t' << (find(c, s) ? find(c, s)->best_fraction() * 100 : std::nan(""));
+      to << '\t' << problems.at(s.suffix("float"))->error() << '\n';
+    }
+  }
+
+ private:
+  static void ratio(std::FILE* to, const shape& s, double r) {
+    if (r == r)
+      std::fprintf(to, " %s d=%d n=%d %.3f;", s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), r);
+  }
+
+  /// Bytes of tensors and workspace of both kinds of attention at n = 65536; nothing is run.
+  static void print_memory(std::FILE* to) {
+    constexpr index_t n = 65536, heads = 8, d = 64;
+    constexpr std::size_t elements = static_cast<std::size_t>(n * 2 * heads * d);
+    const std::unique_ptr<float[]> memory(new float[4 * elements]);  // never touched
+    float* const p = memory.get();
+    diffattn::forward_args<float> a;
+    a.q = diffattn::view<const float>(p, 1, n, 2 * heads, d);
+    a.k = diffattn::view<const float>(p + elements, 1, n, 2 * heads, d);
+    a.v = diffattn::view<const float>(p + 2 * elements, 1, n, heads, 2 * d);
+    a.out = diffattn::view(p + 3 * elements, 1, n, heads, 2 * d);
+    a.heads = diffattn::head_map::interleaved(heads, heads);
+    a.lambda = 0.5f;
+    diffattn::attention_args<float> s;
+    s.q = a.q, s.k = a.k;
+    s.v = diffattn::view<const float>(p + 2 * elements, 1, n, 2 * heads, d);
+    s.out = diffattn::view(p + 3 * elements, 1, n, 2 * heads, d);
+    const double tensors = 16.0 * static_cast<double>(elements);
+    const double ours = static_cast<double>(diffattn::workspace_bytes(a)),
+                 theirs = static_cast<double>(diffattn::workspace_bytes(s));
+    std::fprintf(to,
+                 "memory at n = 65536, 8 heads of 2 x 64: tensors %.0f MB, workspace %.1f MB (standard %.1f MB), ratio %.3f\n",
+                 tensors / 1e6, ours / 1e6, theirs / 1e6, (tensors + ours) / (tensors + theirs));
+  }
+
+  const std::vector<shape>& all_;
+  const std::map<std::string, samples>& measured_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool smoke = false;
+  std::string table_file;
+  std::vector<std::string> text = {argv[0], "--benchmark_enable_random_interleaving=true"};
+  std::vector<std::string> given;
+  bool to_console = true;
+  for (int i = 1; i < argc; ++i) {
+    const std::string arg = argv[i];
+    if (arg == "--smoke")
+      smoke = true;
+    else if (arg.rfind("--table_out=", 0) == 0)
+      table_file = arg.substr(12);
+    else
+      given.push_back(arg);
+    if (arg.rfind("--benchmark_format=", 0) == 0 && arg != "--benchmark_format=console") to_console = false;
+  }
+  // Defaults first: a later flag of the user's wins.
+  text.push_back(smoke ? "--benchmark_repetitions=2" : "--benchmark_repetitions=11");
+  text.push_back(smoke ? "--benchmark_min_time=0.005" : "--benchmark_min_time=0.02");
+  text.insert(text.end(), given.begin(), given.end());
+  std::vector<char*> pointers;
+  for (std::string& t : text) pointers.push_back(t.data());
+  int count = static_cast<int>(pointers.size());
+  benchmark::Initialize(&count, pointers.data());
+  if (benchmark::ReportUnrecognizedArguments(count, pointers.data())) return 1;
+
+  Eigen::setNbThreads(1);
+  const std::vector<shape> all = shapes(smoke);
+  for (const shape& s : all) add(s);
+  const std::unique_ptr<benchmark::BenchmarkReporter> shown(benchmark::CreateDefaultDisplayReporter());
+  collector results(shown.get());
+  benchmark::RunSpecifiedBenchmarks(&results);
+  const table rows(all, results.measured);
+  if (!results.measured.empty()) {
+    std::FILE* const to = to_console ? stdout : stderr;
+    rows.print(to);
+    rows.print_derived(to);
+    if (!table_file.empty()) rows.write(table_file);
+  }
+  benchmark::Shutdown();
+  return failed ? 1 : 0;
+}

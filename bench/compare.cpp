@@ -52,7 +52,7 @@ void time_forward(benchmark::State& state, contender who, const shape& s) {
 
 void add(const shape& s) {
   for (const contender who : {contender::differential, contender::standard, contender::unfused}) {
-    if (who == contender::unfused && s.threads > 1) continue;
+    if (who == contender::unfused && (s.threads > 1 || (s.d == 128 && s.n >= 16384))) continue;
     auto* b = benchmark::RegisterBenchmark((std::string("forward/") + bench::name(who) + "/" + s.suffix("float")).c_str(),
                                            time_forward, who, s);
     b->Unit(benchmark::kMillisecond);
@@ -77,14 +77,14 @@ std::vector<shape> shapes(bool smoke) {
   }
   for (const index_t d : {64, 128}) {
     for (const index_t n : {128, 512, 1024}) both_masks({false, d, n, 8});
-    both_masks({false, d, 4096, 2});
+    both_masks({false, d, 4096, 1});
     both_masks({false, d, 16384, 1});
   }
   for (const index_t n : {197, 1000}) both_masks({false, 64, n, 8});
-  both_masks({false, 64, 4095, 2});
+  both_masks({false, 64, 4095, 1});
   for (const index_t d : {80, 96}) both_masks({false, d, 1024, 8});
   both_masks({false, 64, 1024, 8, 2});
-  both_masks({false, 64, 4096, 2, 2});
+  both_masks({false, 64, 4096, 1, 2});
   for (const index_t n : {512, 1024, 4096}) all.push_back({true, 16, n, 4, 1, true});
   return all;
 }
@@ -147,17 +147,19 @@ class table {
 
   /// Medians in ms; peak fraction of the best repetition; the largest error of sampled rows against double, ours and unfused.
   void print(std::FILE* to) const {
-    std::fprintf(to, "\n%-6s %4s %6s %2s | %12s %10s %10s | %9s %9s | %6s | %9s %9s\n", "mask", "d", "n", "t", "differential",
-                 "standard", "unfused", "diff/std", "unf/diff", "% peak", "error", "unfused");
+    std::fprintf(to, "\n%-6s %4s %6s %2s | %12s %12s %12s | %8s %8s | %6s | %9s %9s\n", "mask", "d", "n", "t", "differential",
+                 "standard", "unfused", "diff/std", "unf/diff", "% peak", "max error", "unfused");
     for (const shape& s : all_) {
-      const samples* ours = find(contender::differential, s);
-      if (!ours) continue;
-      const double standard = time(contender::standard, s), unfused = time(contender::unfused, s);
+      if (!find(contender::differential, s)) continue;
+      const double ours = time(contender::differential, s), standard = time(contender::standard, s);
+      const double unfused = time(contender::unfused, s);
       const auto& p = *problems.at(s.suffix("float"));
-      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %7.3f ms %7.3f ms | %9.3f %9.2f | %5.1f%% | %9.1e %9.1e%s\n",
-                   s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours->median() * 1e3,
-                   standard * 1e3, unfused * 1e3, ours->median() / standard, unfused / ours->median(),
-                   ours->best_fraction() * 100, p.error(), p.unfused_error(), s.real ? "  real q, k, v" : "");
+      const bool alone = s.threads == 1;
+      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %9.3f ms %12s | %8s %8s | %5.1f%% | %9.1e %9s%s\n", s.causal ? "causal" : "full",
+                   static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours * 1e3, standard * 1e3,
+                   text("%9.3f ms", unfused * 1e3).c_str(), text("%.3f", ours / standard).c_str(),
+                   text("%.2f", unfused / ours).c_str(), find(contender::differential, s)->best_fraction() * 100, p.error(),
+                   alone ? text("%.1e", p.unfused_error()).c_str() : "-", s.real ? "  real q, k, v" : "");
     }
   }
 
@@ -204,6 +206,13 @@ class table {
   }
 
  private:
+  /// A number that was measured, or a dash.
+  static std::string text(const char* format, double x) {
+    char buffer[32];
+    std::snprintf(buffer, sizeof buffer, format, x);
+    return x == x ? buffer : "-";
+  }
+
   static void ratio(std::FILE* to, const shape& s, double r) {
     if (r == r)
       std::fprintf(to, " %s d=%d n=%d %.3f;", s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), r);

@@ -19,6 +19,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../tests/reference/reference.hpp"
 #include "../tests/support/golden.hpp"
 #include "unfused.hpp"
 
@@ -52,8 +53,8 @@ struct shape {
 };
 
 /// q, k, v of a trained model (layer 2, causal, λ = 0.617), its λ and its result, from data/real_layer2.safetensors.
-inline const golden::file& real_data() {
-  static const golden::file file(BENCH_REAL_DATA);
+inline const test::golden_file& real_data() {
+  static const test::golden_file file(BENCH_REAL_DATA);
   return file;
 }
 
@@ -73,8 +74,8 @@ class problem {
       copy_tiled("kernel.q", q_), copy_tiled("kernel.k", k_), copy_tiled("kernel.v", v_);
       args_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d);
       args_.heads = diffattn::head_map::halves(heads, 2 * heads);
-      args_.lambda = static_cast<T>(real_data().values("kernel.lambda").at(0));
-      args_.norm.gain = static_cast<T>(std::stod(real_data().meta("out_scale")));
+      args_.lambda = static_cast<T>(real_data()["kernel.lambda"].values[0]);
+      args_.norm.gain = static_cast<T>(real_data().number("out_scale"));
     } else {
       std::mt19937_64 random(static_cast<std::uint64_t>(n * 1000 + d));
       std::normal_distribution<T> normal;
@@ -118,94 +119,79 @@ class problem {
 
  private:
   void copy_tiled(const char* tensor, std::vector<T>& to) const {
-    const std::vector<double>& from = real_data().values(tensor);
+    const std::vector<double>& from = real_data()[tensor].values;
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<T>(from[i % from.size()]);
   }
 
-  /// Runs every contender once and compares sampled rows of all heads with double arithmetic; threads with one thread, exactly.
+  /// Runs every contender once and compares sampled rows of all heads with the naive reference in double, within its bound.
   void check() {
     for (const contender c : {contender::differential, contender::standard, contender::unfused})
       if (c != contender::unfused || shape_.threads == 1) run(c);
-    double standard_error = 0, largest = 0;
+    diffattn::tensor_view<const T> unfused_out = args_.out;
+    unfused_out.data = unfused_out_.data();
     const index_t samples = std::min<index_t>(shape_.n, 16);
-    for (index_t s = 0; s < samples; ++s) {
-      const index_t row = samples == 1 ? 0 : s * (shape_.n - 1) / (samples - 1);
+    for (index_t i = 0; i < samples; ++i) {
+      const index_t row = samples == 1 ? 0 : i * (shape_.n - 1) / (samples - 1);
+      reference::problem<T> p = reference_row(row, args_.v);
       for (index_t h = 0; h < shape_.heads; ++h) {
-        const std::vector<double> expected = differential_row(row, h);
-        for (std::size_t c = 0; c < expected.size(); ++c) {
-          const index_t i = static_cast<index_t>(c);
-          largest = std::max(largest, std::fabs(expected[c]));
-          error_ = std::max(error_, difference(args_.out.at(0, row, h)[i], expected[c]));
-          const std::size_t at = static_cast<std::size_t>(args_.out.at(0, row, h) - out_.data()) + c;
-          if (shape_.threads == 1) unfused_error_ = std::max(unfused_error_, difference(unfused_out_[at], expected[c]));
-        }
+        const diffattn::head_indices at = args_.heads[h];
+        p.heads.push_back({{at.query_1, at.query_2}, {at.key_1, at.key_2}, at.value_1, at.value_2});
+        p.factor[0].push_back(1), p.factor[1].push_back(static_cast<double>(args_.lambda.value));
       }
+      p.dv = args_.out.width, p.kind = reference::norm::rms;
+      p.eps = static_cast<double>(args_.norm.eps), p.gain = static_cast<double>(args_.norm.gain);
+      const reference::numbers expected = reference::attention(p).out;
+      error_ = std::max(error_, compare(args_.out, row, expected));
+      if (shape_.threads == 1) unfused_error_ = std::max(unfused_error_, compare(unfused_out, row, expected));
+
+      reference::problem<T> single = reference_row(row, standard_.v);
       for (index_t h = 0; h < 2 * shape_.heads; ++h) {
-        const std::vector<double> expected =
-            map_times_values(standard_.q.at(0, row, h), standard_.k, h, standard_.v, h, -1, row);
-        for (std::size_t c = 0; c < expected.size(); ++c)
-          standard_error = std::max(standard_error, difference(standard_.out.at(0, row, h)[c], expected[c]));
+        single.heads.push_back({{h, h}, {h, h}, h, -1});
+        single.factor[0].push_back(1), single.factor[1].push_back(0);
       }
+      single.dv = standard_.out.width;
+      compare(standard_.out, row, reference::attention(single).out);
     }
-    // The norm turns a difference of two maps of relative error ~ n^½ ε into an output of size 1: 64 ε leaves room for the
-    // unfused form as well and is far below what any mistake does.
-    const double tolerance = 64 * static_cast<double>(std::numeric_limits<T>::epsilon()) * std::max(1.0, largest);
-    if (!(std::max({error_, unfused_error_, standard_error}) <= tolerance))
-      throw std::runtime_error("wrong result at " + shape_.suffix("") + ": errors " + std::to_string(error_) + " " +
-                               std::to_string(standard_error) + " " + std::to_string(unfused_error_));
     if (shape_.real && shape_.n == 512) check_stored_result();
     if (shape_.threads > 1) check_threads();
   }
 
-  static double difference(T a, double b) {
-    const double e = std::fabs(static_cast<double>(a) - b);
-    return e == e ? e : std::numeric_limits<double>::infinity();
+  /// One query row as a problem of its own.
+  reference::problem<T> reference_row(index_t row, const diffattn::tensor_view<const T>& v) const {
+    const auto tensor = [](const diffattn::tensor_view<const T>& t, index_t first) {
+      return reference::tensor<T>{t.at(0, first, 0), t.batch_stride, t.token_stride, t.head_stride};
+    };
+    reference::problem<T> p;
+    p.q_len = 1, p.kv_len = shape_.n, p.d = shape_.d;
+    p.q = tensor(args_.q, row), p.k = tensor(args_.k, 0), p.v = tensor(v, 0);
+    p.scale = 1 / std::sqrt(static_cast<double>(shape_.d));
+    p.causal = shape_.causal, p.offset = row;
+    return p;
   }
 
-  /// softmax(q kᵀ / √d) v of one row in double.
-  std::vector<double> map_times_values(const T* q, const diffattn::tensor_view<const T>& k, index_t key_head,
-                                       const diffattn::tensor_view<const T>& v, index_t value_1, index_t value_2,
-                                       index_t row) const {
-    const index_t keys = shape_.causal ? row + 1 : shape_.n;
-    std::vector<double> p(static_cast<std::size_t>(keys)), out(static_cast<std::size_t>(value_2 < 0 ? v.width : 2 * v.width));
-    double top = -std::numeric_limits<double>::infinity(), sum = 0;
-    for (index_t j = 0; j < keys; ++j) {
-      double dot = 0;
-      for (index_t i = 0; i < shape_.d; ++i) dot += static_cast<double>(q[i]) * static_cast<double>(k.at(0, j, key_head)[i]);
-      p[static_cast<std::size_t>(j)] = dot / std::sqrt(static_cast<double>(shape_.d));
-      top = std::max(top, p[static_cast<std::size_t>(j)]);
-    }
-    for (double& x : p) sum += x = std::exp(x - top);
-    for (index_t j = 0; j < keys; ++j)
-      for (std::size_t c = 0; c < out.size(); ++c) {
-        const index_t i = static_cast<index_t>(c);
-        const T value = i < v.width ? v.at(0, j, value_1)[i] : v.at(0, j, value_2)[i - v.width];
-        out[c] += p[static_cast<std::size_t>(j)] / sum * static_cast<double>(value);
+  /// The largest error of one row; throws if it exceeds the reference's bound.
+  double compare(const diffattn::tensor_view<const T>& out, index_t row, const reference::numbers& expected) const {
+    const double unit_roundoff = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+    double largest = 0;
+    for (index_t h = 0; h < out.heads; ++h)
+      for (index_t c = 0; c < out.width; ++c) {
+        const std::size_t i = static_cast<std::size_t>(h * out.width + c);
+        const double error = std::fabs(static_cast<double>(out.at(0, row, h)[c]) - expected.value[i]);
+        if (!(error <= expected.error[i] * unit_roundoff))
+          throw std::runtime_error("wrong result at " + shape_.suffix("float") + ", row " + std::to_string(row) + ", head " +
+                                   std::to_string(h) + ": error " + std::to_string(error / unit_roundoff) + " of " +
+                                   std::to_string(expected.error[i]) + " unit roundoffs");
+        largest = std::max(largest, error);
       }
-    return out;
-  }
-
-  std::vector<double> differential_row(index_t row, index_t h) const {
-    const diffattn::head_indices i = args_.heads[h];
-    std::vector<double> out =
-        map_times_values(args_.q.at(0, row, i.query_1), args_.k, i.key_1, args_.v, i.value_1, i.value_2, row);
-    const std::vector<double> noise =
-        map_times_values(args_.q.at(0, row, i.query_2), args_.k, i.key_2, args_.v, i.value_1, i.value_2, row);
-    double squares = 0;
-    for (std::size_t c = 0; c < out.size(); ++c) {
-      out[c] -= static_cast<double>(args_.lambda.value) * noise[c];
-      squares += out[c] * out[c];
-    }
-    const double rms = std::sqrt(squares / static_cast<double>(out.size()) + static_cast<double>(args_.norm.eps));
-    for (double& x : out) x *= static_cast<double>(args_.norm.gain) / rms;
-    return out;
+    return largest;
   }
 
   /// The model's own result; 8e-6 is the bound that the data's authors derived for float32 kernels.
   void check_stored_result() const {
-    const std::vector<double>& expected = real_data().values("kernel.out");
+    const std::vector<double>& expected = real_data()["kernel.out"].values;
     for (std::size_t i = 0; i < expected.size(); ++i)
-      if (!(difference(out_[i], expected[i]) <= 8e-6)) throw std::runtime_error("stored result of the trained model not met");
+      if (!(std::fabs(static_cast<double>(out_[i]) - expected[i]) <= 8e-6))
+        throw std::runtime_error("stored result of the trained model not met");
   }
 
   void check_threads() {

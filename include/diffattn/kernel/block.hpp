@@ -50,9 +50,9 @@ struct block_job {
 /// One worker's scratch memory.
 template <class T>
 struct block_scratch {
-  T* queries;   ///< [maps][group][d][lane], at most maps · d · block_rows
-  T* weights;   ///< [maps][group][key][lane], at most maps · span · block_rows
-  T* combined;  ///< [group][chunk key][lane]
+  T* queries;   ///< [maps][group][d][lane]
+  T* weights;   ///< [maps][group][key][lane]
+  T* combined;  ///< [chunk key][lane], of one group at a time
   T* out;       ///< [group][dv rounded up to a panel pair][lane]
 };
 
@@ -77,7 +77,6 @@ struct group_state {
   T c1[lanes], c2[lanes], s[lanes];
   const T* q[Maps];
   T* weights[Maps];
-  T* combined;
   T* out;
 
   /// What each lane sees of the keys from `key` on; lanes without a row do as the last row does.
@@ -141,32 +140,28 @@ DIFFATTN_INLINE void weigh(const block_job<T>& job, group_state<Maps, Vectors, T
 /// out += weights · V for keys [begin, end) of one chunk; weights[0] belongs to `begin`.
 template <int Maps, int Vectors, class T>
 DIFFATTN_INLINE void add_values(const block_job<T>& job, group_state<Maps, Vectors, T>& g, const T* weights, index_t begin,
-                                index_t end, index_t panel) noexcept {
-  constexpr int panels = 2 / Vectors;  // panels of one tile
+                                index_t end) noexcept {
+  constexpr int tile_panels = 2 / Vectors;
   constexpr index_t lanes = group_lanes<T, Vectors>;
-  const index_t chunk = begin / chunk_keys;
-  const T* const values = job.packed + (chunk - job.first_chunk) * packed_chunk_size<T>(job.dv) + panel * panel_step<T> +
-                          (begin - chunk * chunk_keys) * panel_channels;
-  T* const out = g.out + panel * panel_channels * lanes;
-  const bool pair = panels == 2 && (panel + 1) * panel_channels < job.dv;
-  if (job.finite[chunk - job.first_chunk] || g.all_see(begin, end)) {
-    const visible_lanes<T, Vectors>* const not_needed = nullptr;
-    if (panels == 1 || pair)
-      value_tile<Vectors, panels, false>(weights, values, end - begin, not_needed, out);
-    else
-      value_tile<Vectors, 1, false>(weights, values, end - begin, not_needed, out);
-  } else {
-    const visible_lanes<T, Vectors> visible = g.visible_from(job, begin, end - begin);
-    for (int i = 0; i <= (pair ? 1 : 0); ++i)
-      value_tile<Vectors, 1, true>(weights, values + i * panel_step<T>, end - begin, &visible,
-                                   out + i * panel_channels * lanes);
-  }
+  const index_t chunk = begin / chunk_keys, panels = (job.dv + panel_channels - 1) / panel_channels;
+  const T* const values =
+      job.packed + (chunk - job.first_chunk) * packed_chunk_size<T>(job.dv) + (begin - chunk * chunk_keys) * panel_channels;
+  const bool hides = !job.finite[chunk - job.first_chunk] && !g.all_see(begin, end);
+  visible_lanes<T, Vectors> visible;
+  if (hides) visible = g.visible_from(job, begin, end - begin);
+  index_t panel = 0;
+  for (; !hides && panel + tile_panels <= panels; panel += tile_panels)
+    value_tile<Vectors, tile_panels, false>(weights, values + panel * panel_step<T>, end - begin, visible,
+                                            g.out + panel * panel_channels * lanes);
+  for (; panel < panels; ++panel)
+    value_tile<Vectors, 1, true>(weights, values + panel * panel_step<T>, end - begin, visible,
+                                 g.out + panel * panel_channels * lanes);
 }
 
 template <int Maps, int Vectors, class T>
 DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch<T>& scratch) noexcept {
   constexpr index_t lanes = group_lanes<T, Vectors>;
-  constexpr index_t max_groups = block_rows / lanes > 0 ? block_rows / lanes : 1;
+  constexpr index_t max_groups = max_block_rows / lanes > 0 ? max_block_rows / lanes : 1;
   const index_t groups = (job.rows + lanes - 1) / lanes, out_size = padded_channels(job.dv) * lanes;
   const index_t lo = job.visible[0].begin, hi = job.visible[job.rows - 1].end;
   const index_t base = lo / chunk_keys * chunk_keys, span = Maps == 1 ? chunk_keys : weight_span(lo, hi);
@@ -178,7 +173,6 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
     g.rows = job.rows - g.first < lanes ? job.rows - g.first : lanes;
     const key_range &top = job.visible[g.first], &bottom = job.visible[g.first + g.rows - 1];
     g.lo = top.begin, g.hi = bottom.end, g.all_lo = bottom.begin, g.all_hi = top.end;
-    g.combined = scratch.combined + i * chunk_keys * lanes;
     g.out = scratch.out + i * out_size;
     for (index_t e = 0; e < out_size; ++e) g.out[e] = T(0);
     for (int map = 0; map < Maps; ++map) {
@@ -207,16 +201,12 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
               Maps == 1 ? padded_channels(job.dv) : 0);
       }
   };
-  // out += weights · V over chunks [first, last) of keys, `prepare(group, begin, end)` giving the weights of key `begin` on.
+  // out += weights · V for keys [begin, end) of one chunk, `prepare(group, begin, end)` giving the weights of key `begin` on.
   const auto add_chunk = [&](index_t begin, index_t end, auto&& prepare) {
-    const T* weights[max_groups] = {};
-    for (index_t i = 0; i < groups; ++i) weights[i] = prepare(group[i], later(begin, group[i].lo), sooner(end, group[i].hi));
-    const index_t panels = (job.dv + panel_channels - 1) / panel_channels;
-    for (index_t panel = 0; panel < panels; panel += 2 / Vectors)
-      for (index_t i = 0; i < groups; ++i) {
-        const index_t b = later(begin, group[i].lo), e = sooner(end, group[i].hi);
-        if (b < e) add_values(job, group[i], weights[i], b, e, panel);
-      }
+    for (index_t i = 0; i < groups; ++i) {
+      const index_t b = later(begin, group[i].lo), e = sooner(end, group[i].hi);
+      if (b < e) add_values(job, group[i], prepare(group[i], b, e), b, e);
+    }
   };
   const auto store = [&](const group_state<Maps, Vectors, T>& g, T* to, index_t stride) {
     simd::transpose<simd::transpose_order::scatter>(g.out, lanes, job.dv, g.rows, to + g.first * stride, stride, T(1));
@@ -246,8 +236,9 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
     for (index_t i = 0; i < groups; ++i) group[i].mix_maps(job);
     for (index_t begin = base; begin < hi; begin += chunk_keys)
       add_chunk(begin, sooner(begin + chunk_keys, hi), [&](auto& g, index_t b, index_t e) -> const T* {
-        combine<Vectors>(g.weights[0] + (b - base) * lanes, g.weights[1] + (b - base) * lanes, g.c1, g.c2, e - b, g.combined);
-        return g.combined;
+        combine<Vectors>(g.weights[0] + (b - base) * lanes, g.weights[1] + (b - base) * lanes, g.c1, g.c2, e - b,
+                         scratch.combined);
+        return scratch.combined;
       });
   }
   for (index_t i = 0; i < groups; ++i) {

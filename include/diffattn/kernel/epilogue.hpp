@@ -49,8 +49,10 @@ DIFFATTN_NOINLINE void normalise(T* x, index_t dv, const T* s, const head_norm<T
     const auto sum = [dv, zero, at](auto&& f) {
       vec<T> part[4] = {zero, zero, zero, zero};
       index_t c = 0;
-      for (; c + 4 <= dv; c += 4) DIFFATTN_UNROLL
-      for (int i = 0; i < 4; ++i) part[i] = f(at(c + i), part[i]);
+      for (; c + 4 <= dv; c += 4) {
+        DIFFATTN_UNROLL
+        for (int i = 0; i < 4; ++i) part[i] = f(at(c + i), part[i]);
+      }
       for (; c < dv; ++c) part[0] = f(at(c), part[0]);
       return (part[0] + part[1]) + (part[2] + part[3]);
     };

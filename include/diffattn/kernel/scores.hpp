@@ -49,8 +49,10 @@ DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, inde
     for (int v = 0; v < Vectors; ++v) acc[j][v] = -simd::load(state.shift + v * w);
   }
   constexpr index_t line = 64 / sizeof(T);
-  for (index_t i = 0; i < d; i += line) DIFFATTN_UNROLL
-  for (int j = 0; j < Keys; ++j) simd::prefetch(ahead + j * k_stride + i);
+  for (index_t i = 0; i < d; i += line) {
+    DIFFATTN_UNROLL
+    for (int j = 0; j < Keys; ++j) simd::prefetch(ahead + j * k_stride + i);
+  }
 
   for (index_t i = 0; i < d; ++i) {
     vec<T> query[Vectors];
@@ -130,36 +132,40 @@ DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index
   }
 }
 
-/// Turns scores into weights where they lie and adds them to the sums.
+/// Turns scores into weights where they lie and adds them to the sums, eight chains at a time.
 template <int Vectors, class T>
 DIFFATTN_NOINLINE void exponentials(T* x, index_t count, softmax_state<T, Vectors>& state) noexcept {
-  constexpr int w = simd::lanes<T>, unroll = 8 / Vectors;
-  vec<T> sum[unroll][Vectors];
+  constexpr int w = simd::lanes<T>, keys = 8 / Vectors;
+  vec<T> sum[keys][Vectors];
   DIFFATTN_UNROLL
-  for (int j = 0; j < unroll; ++j) DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) sum[j][v] = simd::broadcast(T(0));
-  index_t i = 0;
-  for (; i + unroll <= count; i += unroll) DIFFATTN_UNROLL
-  for (int j = 0; j < unroll; ++j) DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) {
-    T* const p = x + ((i + j) * Vectors + v) * w;
+  for (int j = 0; j < keys; ++j) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) sum[j][v] = simd::broadcast(T(0));
+  }
+  const auto weigh = [x, &sum](index_t key, int j, int v) {
+    T* const p = x + (key * Vectors + v) * w;
     const vec<T> weight = simd::exp2<T>(simd::load(p));
     simd::store(p, weight);
     sum[j][v] = sum[j][v] + weight;
+  };
+  index_t i = 0;
+  for (; i + keys <= count; i += keys) {
+    DIFFATTN_UNROLL
+    for (int j = 0; j < keys; ++j) {
+      DIFFATTN_UNROLL
+      for (int v = 0; v < Vectors; ++v) weigh(i + j, j, v);
+    }
   }
-  for (; i < count; ++i) DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) {
-    T* const p = x + (i * Vectors + v) * w;
-    const vec<T> weight = simd::exp2<T>(simd::load(p));
-    simd::store(p, weight);
-    sum[0][v] = sum[0][v] + weight;
+  for (; i < count; ++i) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) weigh(i, 0, v);
   }
   DIFFATTN_UNROLL
   for (int v = 0; v < Vectors; ++v) {
+    vec<T> total = sum[0][v];
     DIFFATTN_UNROLL
-    for (int step = unroll / 2; step > 0; step /= 2) DIFFATTN_UNROLL
-    for (int j = 0; j < step; ++j) sum[j][v] = sum[j][v] + sum[j + step][v];
-    simd::store(state.sum + v * w, simd::load(state.sum + v * w) + sum[0][v]);
+    for (int j = 1; j < keys; ++j) total = total + sum[j][v];
+    simd::store(state.sum + v * w, simd::load(state.sum + v * w) + total);
   }
 }
 

@@ -35,8 +35,9 @@ inline constexpr index_t softmax_keys = 32;
 /// combined weights (128 × 128 bytes) half of a 32 KiB L1.
 inline constexpr index_t chunk_keys = 128;
 
-/// Queries of a block, whose groups share every tile of keys and values while it is in L1.
-inline constexpr index_t block_rows = 32;
+/// Queries of a block at most (the schedule chooses). A block reads every key and value once: its groups share each softmax
+/// block of keys while it is in L1 and each chunk of values while it is in L2.
+inline constexpr index_t max_block_rows = 128;
 
 /// The lanes of each row's visible keys, relative to the first key of a softmax block; what a partly visible block needs.
 template <class T, int Vectors>

@@ -29,8 +29,10 @@ class poison {
     constexpr index_t w = simd::lanes<T>;
     const vec<T> zero = simd::broadcast(T(0));
     index_t i = 0;
-    for (; i + 4 * w <= n; i += 4 * w) DIFFATTN_UNROLL
-    for (int j = 0; j < 4; ++j) sum_[j] = simd::fma<T>(simd::load(x + i + j * w), zero, sum_[j]);
+    for (; i + 4 * w <= n; i += 4 * w) {
+      DIFFATTN_UNROLL
+      for (int j = 0; j < 4; ++j) sum_[j] = simd::fma<T>(simd::load(x + i + j * w), zero, sum_[j]);
+    }
     for (; i + w <= n; i += w) sum_[0] = simd::fma<T>(simd::load(x + i), zero, sum_[0]);
     for (; i < n; ++i) rest_ += x[i] * T(0);
   }
@@ -94,16 +96,20 @@ DIFFATTN_NOINLINE bool pack_values(const T* head_1, const T* head_2, index_t v_s
   return seen.none();
 }
 
-/// out[channel][lane] += Σ_key weight[key][lane] · value[key][channel] for Panels panels of a chunk, `count` keys. With Hidden,
-/// a lane skips the keys that it may not see, where 0 · NaN would not be 0; `visible` counts from the first key here.
+/// out[channel][lane] += Σ_key weight[key][lane] · value[key][channel] for Panels panels of a chunk, `count` keys. The sum of a
+/// chunk is formed by itself: the rounding error then grows with chunk_keys + chunks, not with the number of keys.
+/// With Hidden, a lane skips the keys that it may not see, where 0 · NaN would not be 0; `visible` counts from the first key
+/// here.
 template <int Vectors, int Panels, bool Hidden, class T>
-DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const visible_lanes<T, Vectors>* visible,
+DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const visible_lanes<T, Vectors>& visible,
                                   T* out) noexcept {
   constexpr int w = simd::lanes<T>, channels = panel_channels * Panels;
   vec<T> acc[channels][Vectors];
   DIFFATTN_UNROLL
-  for (int c = 0; c < channels; ++c) DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) acc[c][v] = simd::load(out + (c * Vectors + v) * w);
+  for (int c = 0; c < channels; ++c) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) acc[c][v] = simd::broadcast(T(0));
+  }
   for (index_t j = 0; j < count; ++j) {
     vec<T> weight[Vectors];
     DIFFATTN_UNROLL
@@ -117,8 +123,8 @@ DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t cou
         const vec<T> sum = simd::fma<T>(weight[v], value, acc[c][v]);
         if constexpr (Hidden) {
           const vec<T> key = simd::broadcast(static_cast<T>(j));
-          acc[c][v] = simd::select<T>((key >= simd::load(visible->begin + v * w)) & (key < simd::load(visible->end + v * w)),
-                                      sum, acc[c][v]);
+          acc[c][v] = simd::select<T>((key >= simd::load(visible.begin + v * w)) & (key < simd::load(visible.end + v * w)), sum,
+                                      acc[c][v]);
         } else {
           acc[c][v] = sum;
         }
@@ -126,8 +132,13 @@ DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t cou
     }
   }
   DIFFATTN_UNROLL
-  for (int c = 0; c < channels; ++c) DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) simd::store(out + (c * Vectors + v) * w, acc[c][v]);
+  for (int c = 0; c < channels; ++c) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) {
+      T* const p = out + (c * Vectors + v) * w;
+      simd::store(p, simd::load(p) + acc[c][v]);
+    }
+  }
 }
 
 /// combined[key][lane] = c1[lane] · p1[key][lane] - c2[lane] · p2[key][lane]. One of the coefficients is 1 (see
@@ -138,10 +149,12 @@ DIFFATTN_NOINLINE void combine(const T* p1, const T* p2, const T* c1, const T* c
   vec<T> a[Vectors], b[Vectors];
   DIFFATTN_UNROLL
   for (int v = 0; v < Vectors; ++v) a[v] = simd::load(c1 + v * w), b[v] = simd::load(c2 + v * w);
-  for (index_t j = 0; j < count; ++j) DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) {
-    const index_t i = (j * Vectors + v) * w;
-    simd::store(combined + i, simd::fnma<T>(b[v], simd::load(p2 + i), a[v] * simd::load(p1 + i)));
+  for (index_t j = 0; j < count; ++j) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) {
+      const index_t i = (j * Vectors + v) * w;
+      simd::store(combined + i, simd::fnma<T>(b[v], simd::load(p2 + i), a[v] * simd::load(p1 + i)));
+    }
   }
 }
 

@@ -82,7 +82,7 @@ DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, inde
 
 /// Gives the keys that a lane may not see the score -inf, whatever they held, and finds the maxima again.
 template <int Vectors, class T>
-DIFFATTN_NOINLINE void hide_keys(const visible_lanes<T, Vectors>& visible, index_t first, index_t count, T* x,
+DIFFATTN_NOINLINE void hide_keys(const visible_lanes<T, Vectors>& visible, index_t count, T* x,
                                  softmax_state<T, Vectors>& state) noexcept {
   constexpr int w = simd::lanes<T>;
   const vec<T> hidden = simd::broadcast(-std::numeric_limits<T>::infinity());
@@ -90,7 +90,7 @@ DIFFATTN_NOINLINE void hide_keys(const visible_lanes<T, Vectors>& visible, index
     const vec<T> begin = simd::load(visible.begin + v * w), end = simd::load(visible.end + v * w);
     vec<T> top = hidden;
     for (index_t j = 0; j < count; ++j) {
-      const vec<T> key = simd::broadcast(static_cast<T>(first + j));
+      const vec<T> key = simd::broadcast(static_cast<T>(j));
       T* const p = x + (j * Vectors + v) * w;
       const vec<T> score = simd::select<T>((key >= begin) & (key < end), simd::load(p), hidden);
       simd::store(p, score);
@@ -98,6 +98,15 @@ DIFFATTN_NOINLINE void hide_keys(const visible_lanes<T, Vectors>& visible, index
     }
     simd::store(state.top + v * w, top);
   }
+}
+
+/// Does some lane's block maximum exceed its limit?
+template <int Vectors, class T>
+DIFFATTN_INLINE bool rises(const softmax_state<T, Vectors>& state) noexcept {
+  constexpr int w = simd::lanes<T>;
+  bool any = false;
+  for (int v = 0; v < Vectors; ++v) any |= simd::any<T>(simd::load(state.top + v * w) > simd::load(state.limit + v * w));
+  return any;
 }
 
 /// Raises the shift of every lane whose block maximum exceeds the limit, by whole log2 units. All that the lane has

@@ -39,7 +39,7 @@ inline constexpr index_t chunk_keys = 128;
 /// block of keys while it is in L1 and each chunk of values while it is in L2.
 inline constexpr index_t max_block_rows = 128;
 
-/// The lanes of each row's visible keys, relative to the first key of a softmax block; what a partly visible block needs.
+/// The visible keys of each lane, relative to the first key at hand; what partly visible keys need.
 template <class T, int Vectors>
 struct visible_lanes {
   T begin[group_lanes<T, Vectors>];

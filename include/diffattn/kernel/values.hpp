@@ -101,7 +101,7 @@ DIFFATTN_NOINLINE bool pack_values(const T* head_1, const T* head_2, index_t v_s
 /// With Hidden, a lane skips the keys that it may not see, where 0 · NaN would not be 0; `visible` counts from the first key
 /// here.
 template <int Vectors, int Panels, bool Hidden, class T>
-DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const visible_lanes<T, Vectors>& visible,
+DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const visible_lanes<T, Vectors>* visible,
                                   T* out) noexcept {
   constexpr int w = simd::lanes<T>, channels = panel_channels * Panels;
   vec<T> acc[channels][Vectors];
@@ -123,8 +123,8 @@ DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t cou
         const vec<T> sum = simd::fma<T>(weight[v], value, acc[c][v]);
         if constexpr (Hidden) {
           const vec<T> key = simd::broadcast(static_cast<T>(j));
-          acc[c][v] = simd::select<T>((key >= simd::load(visible.begin + v * w)) & (key < simd::load(visible.end + v * w)), sum,
-                                      acc[c][v]);
+          acc[c][v] = simd::select<T>((key >= simd::load(visible->begin + v * w)) & (key < simd::load(visible->end + v * w)),
+                                      sum, acc[c][v]);
         } else {
           acc[c][v] = sum;
         }

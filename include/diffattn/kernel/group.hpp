@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// One group of query rows on its way through a block: what it must remember, and the steps of the algorithm for it.
+
+#include <cmath>
+
+#include "../mask.hpp"
+#include "../simd/transpose.hpp"
+#include "epilogue.hpp"
+#include "scores.hpp"
+#include "values.hpp"
+
+DIFFATTN_ISA_NAMESPACE_BEGIN
+namespace kernel {
+
+/// One block's work. Pointers are to the first row; strides are between tokens.
+template <class T>
+struct block_job {
+  const T* q[2];
+  const T* k[2];  ///< key 0
+  index_t q_stride, k_stride;
+  index_t rows, d, dv;
+  T scale;                   ///< of the scores in log2 units: scale · log2 e
+  const key_range* visible;  ///< [rows], both ends non-decreasing
+  const T* packed;           ///< packed chunk `first_chunk`
+  const bool* finite;        ///< of each packed chunk: no infinite or NaN value
+  index_t first_chunk;
+  const T* alpha;   ///< [rows]
+  const T* lambda;  ///< [rows]
+  head_norm<T> norm;
+  T* out;
+  index_t out_stride;
+  T* raw[2];  ///< softmax · V of each map, or null
+  index_t raw_stride[2];
+  T* lse[2];  ///< natural log-sum-exp of each map, or null
+  index_t lse_stride[2];
+};
+
+/// Channels of the output accumulators: whole pairs of panels, for the tiles of one vector.
+constexpr index_t padded_channels(index_t dv) noexcept {
+  return round_up(dv, 2 * panel_channels);
+}
+
+template <int Maps, int Vectors, class T>
+class group {
+ public:
+  static constexpr index_t lanes = group_lanes<T, Vectors>;
+
+  /// Takes rows [first, first + lanes) of the block, as far as there are any, and packs their queries. `queries` has room for
+  /// Maps · d · lanes, `out` for padded_channels · lanes.
+  DIFFATTN_INLINE void start(const block_job<T>& job, index_t first, T* queries, T* out) noexcept {
+    first_ = first, rows_ = job.rows - first < lanes ? job.rows - first : lanes;
+    const key_range &top = job.visible[first], &bottom = job.visible[first + rows_ - 1];
+    some_ = {top.begin, bottom.end}, all_ = {bottom.begin, top.end};
+    queries_ = queries, out_ = out;
+    for (int map = 0; map < Maps; ++map) {
+      T* const q = queries + map * job.d * lanes;
+      if (rows_ < lanes)
+        for (index_t e = 0; e < job.d * lanes; ++e) q[e] = T(0);
+      simd::transpose<simd::transpose_order::gather>(job.q[map] + first * job.q_stride, job.q_stride, rows_, job.d, q, lanes,
+                                                     job.scale);
+      softmax_[map].reset();
+    }
+    clear(job);
+  }
+
+  /// The keys of [begin, end) that some row sees.
+  DIFFATTN_INLINE key_range seen(index_t begin, index_t end) const noexcept {
+    return {begin > some_.begin ? begin : some_.begin, end < some_.end ? end : some_.end};
+  }
+
+  /// Weights of one map for `keys`, which lie in one softmax block, to x. Where the shift is raised, the `kept` rows of weights
+  /// before x and (if `rescale_out`) the output so far follow.
+  DIFFATTN_INLINE void weigh(const block_job<T>& job, int map, key_range keys, T* x, index_t kept, bool rescale_out) noexcept {
+    constexpr int tile = tile_keys<Vectors>;
+    const index_t count = keys.end - keys.begin, stride = job.k_stride;
+    const T* const q = queries_ + map * job.d * lanes;
+    softmax_state<T, Vectors>& state = softmax_[map];
+    for (index_t i = 0; i < lanes; ++i) state.top[i] = -std::numeric_limits<T>::infinity();
+    const T* k = job.k[map] + keys.begin * stride;
+    index_t key = 0;
+    for (; key + tile <= count; key += tile, k += tile * stride)
+      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, state, x + key * lanes);
+    if (key < count) score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, state, x + key * lanes);
+    if (!all_see(keys)) hide_keys<Vectors>(visible_of(job, keys), count, x, state);
+    if (rises(state))
+      raise_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, rescale_out ? padded_channels(job.dv) : 0);
+    exponentials<Vectors>(x, count, state);
+  }
+
+  /// Output += weights · V for `keys`, which lie in one chunk; weights[0] belongs to keys.begin.
+  DIFFATTN_INLINE void add_values(const block_job<T>& job, const T* weights, key_range keys) noexcept {
+    constexpr int tile_panels = 2 / Vectors;
+    const index_t chunk = keys.begin / chunk_keys, count = keys.end - keys.begin;
+    const index_t panels = (job.dv + panel_channels - 1) / panel_channels;
+    const T* const values = job.packed + (chunk - job.first_chunk) * packed_chunk_size<T>(job.dv) +
+                            (keys.begin - chunk * chunk_keys) * panel_channels;
+    const auto tiles = [=](auto tile, auto hidden, index_t from, const visible_lanes<T, Vectors>* visible) {
+      index_t panel = from;
+      for (; panel + tile() <= panels; panel += tile())
+        value_tile<Vectors, tile(), hidden()>(weights, values + panel * panel_step<T>, count, visible,
+                                              out_ + panel * panel_channels * lanes);
+      return panel;
+    };
+    if (job.finite[chunk - job.first_chunk] || all_see(keys)) {
+      const index_t rest = tiles(constant<tile_panels>{}, constant<false>{}, 0, nullptr);
+      tiles(constant<1>{}, constant<false>{}, rest, nullptr);
+    } else {
+      const visible_lanes<T, Vectors> visible = visible_of(job, keys);
+      tiles(constant<1>{}, constant<true>{}, 0, &visible);
+    }
+  }
+
+  /// The coefficients of both maps, once their sums are complete.
+  DIFFATTN_INLINE void mix_maps(const block_job<T>& job) noexcept {
+    T alpha[lanes], lambda[lanes];
+    for (index_t i = 0; i < lanes; ++i) alpha[i] = job.alpha[row_of(i)], lambda[i] = job.lambda[row_of(i)];
+    for (index_t i = 0; i < lanes; i += simd::lanes<T>) {
+      vec<T> c1, c2, s;
+      mix<T>(simd::load(alpha + i), simd::load(lambda + i), simd::load(softmax_[0].sum + i),
+             simd::load(softmax_[Maps - 1].sum + i), c1, c2, s);
+      simd::store(c1_ + i, c1), simd::store(c2_ + i, c2), simd::store(scale_ + i, s);
+    }
+  }
+  /// The one coefficient of a map by itself.
+  DIFFATTN_INLINE void take_map(int map) noexcept {
+    for (index_t i = 0; i < lanes; i += simd::lanes<T>)
+      simd::store(scale_ + i, inverse_or_zero<T>(simd::load(softmax_[map].sum + i)));
+  }
+  /// Weights of both maps, combined.
+  DIFFATTN_INLINE const T* combine_maps(const T* weights_1, const T* weights_2, key_range keys, T* combined) const noexcept {
+    combine<Vectors>(weights_1, weights_2, c1_, c2_, keys.end - keys.begin, combined);
+    return combined;
+  }
+
+  /// Scales, normalises and stores the output, and begins the next one.
+  DIFFATTN_INLINE void finish(const block_job<T>& job, const head_norm<T>& norm, T* to, index_t stride) noexcept {
+    normalise<Vectors>(out_, job.dv, scale_, norm);
+    simd::transpose<simd::transpose_order::scatter>(out_, lanes, job.dv, rows_, to + first_ * stride, stride, T(1));
+    clear(job);
+  }
+  /// ln Σ exp(logit) of one map, −∞ for rows without keys.
+  DIFFATTN_INLINE void store_log_sum_exp(int map, T* to, index_t stride) const noexcept {
+    constexpr T ln_2 = T(0.693147180559945309417);
+    for (index_t i = 0; i < rows_; ++i)
+      to[(first_ + i) * stride] = (softmax_[map].shift[i] + std::log2(softmax_[map].sum[i])) * ln_2;
+  }
+
+ private:
+  template <auto Value>
+  using constant = std::integral_constant<decltype(Value), Value>;
+
+  DIFFATTN_INLINE bool all_see(key_range keys) const noexcept { return all_.begin <= keys.begin && keys.end <= all_.end; }
+  /// Lanes without a row do as the last row does.
+  DIFFATTN_INLINE index_t row_of(index_t lane) const noexcept { return first_ + (lane < rows_ ? lane : rows_ - 1); }
+
+  DIFFATTN_INLINE visible_lanes<T, Vectors> visible_of(const block_job<T>& job, key_range keys) const noexcept {
+    const auto position = [keys](index_t key) {
+      return static_cast<T>((key < keys.begin ? keys.begin : key < keys.end ? key : keys.end) - keys.begin);
+    };
+    visible_lanes<T, Vectors> visible;
+    for (index_t i = 0; i < lanes; ++i) {
+      const key_range& row = job.visible[row_of(i)];
+      visible.begin[i] = position(row.begin), visible.end[i] = position(row.end);
+    }
+    return visible;
+  }
+
+  DIFFATTN_INLINE void clear(const block_job<T>& job) noexcept {
+    for (index_t e = 0; e < padded_channels(job.dv) * lanes; ++e) out_[e] = T(0);
+  }
+
+  index_t first_, rows_;  // rows of the block
+  key_range some_, all_;  // keys that some row, and that every row sees
+  softmax_state<T, Vectors> softmax_[Maps];
+  T c1_[lanes], c2_[lanes], scale_[lanes];
+  T* queries_;  // [Maps][d][lanes]
+  T* out_;      // [padded_channels][lanes]
+};
+
+}  // namespace kernel
+DIFFATTN_ISA_NAMESPACE_END

@@ -155,9 +155,9 @@ class table {
       const double unfused = time(contender::unfused, s);
       const auto& p = *problems.at(s.suffix("float"));
       const bool alone = s.threads == 1;
-      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %9.3f ms %12s | %8s %8s | %5.1f%% | %9.1e %9s%s\n", s.causal ? "causal" : "full",
-                   static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours * 1e3, standard * 1e3,
-                   text("%9.3f ms", unfused * 1e3).c_str(), text("%.3f", ours / standard).c_str(),
+      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %9.3f ms %12s | %8s %8s | %5.1f%% | %9.1e %9s%s\n",
+                   s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours * 1e3,
+                   standard * 1e3, text("%9.3f ms", unfused * 1e3).c_str(), text("%.3f", ours / standard).c_str(),
                    text("%.2f", unfused / ours).c_str(), find(contender::differential, s)->best_fraction() * 100, p.error(),
                    alone ? text("%.1e", p.unfused_error()).c_str() : "-", s.real ? "  real q, k, v" : "");
     }

@@ -66,13 +66,15 @@ class problem {
     for (std::vector<T>* x : {&q_, &k_, &v_}) x->resize(size);
     for (std::vector<T>* x : {&out_, &standard_out_, &unfused_out_}) x->assign(size, T(0));
     const index_t n = s.n, d = s.d, heads = s.heads;
-    args_.q = diffattn::view<const T>(q_.data(), 1, n, 2 * heads, d);
-    args_.k = diffattn::view<const T>(k_.data(), 1, n, 2 * heads, d);
-    args_.out = diffattn::view(out_.data(), 1, n, heads, 2 * d);
+    // Heads contiguous, as every peer's fastest form wants them; the model's own data keeps its [tokens, heads, width].
+    const diffattn::layout order = s.real ? diffattn::layout::bthd : diffattn::layout::bhtd;
+    args_.q = diffattn::view<const T>(q_.data(), 1, n, 2 * heads, d, order);
+    args_.k = diffattn::view<const T>(k_.data(), 1, n, 2 * heads, d, order);
+    args_.out = diffattn::view(out_.data(), 1, n, heads, 2 * d, order);
     args_.mask.causal = s.causal;
     if (s.real) {  // Hugging Face layout: halves, two narrow value heads
       copy_tiled("kernel.q", q_), copy_tiled("kernel.k", k_), copy_tiled("kernel.v", v_);
-      args_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d);
+      args_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d, order);
       args_.heads = diffattn::head_map::halves(heads, 2 * heads);
       args_.lambda = static_cast<T>(real_data()["kernel.lambda"].values[0]);
       args_.norm.gain = static_cast<T>(real_data().number("out_scale"));
@@ -81,15 +83,15 @@ class problem {
       std::normal_distribution<T> normal;
       for (std::vector<T>* x : {&q_, &k_, &v_})
         for (T& e : *x) e = normal(random);
-      args_.v = diffattn::view<const T>(v_.data(), 1, n, heads, 2 * d);
+      args_.v = diffattn::view<const T>(v_.data(), 1, n, heads, 2 * d, order);
       args_.heads = diffattn::head_map::interleaved(heads, heads);
       args_.lambda = T(0.36);
       args_.norm.gain = static_cast<T>(1 - diffattn::lambda_init(3));
     }
     // The same tensors as standard attention with as many parameters: twice the heads, each of width d.
     standard_.q = args_.q, standard_.k = args_.k;
-    standard_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d);
-    standard_.out = diffattn::view(standard_out_.data(), 1, n, 2 * heads, d);
+    standard_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d, order);
+    standard_.out = diffattn::view(standard_out_.data(), 1, n, 2 * heads, d, order);
     standard_.mask = args_.mask;
     if (s.threads > 1) {
       pool_ = std::make_unique<Eigen::ThreadPool>(s.threads - 1);

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// The public calls behind ordinary functions, so that the kernels are compiled once for all tests and not in every file.
+
+#include <diffattn/arguments.hpp>
+#include <diffattn/executor.hpp>
+#include <diffattn/status.hpp>
+#include <diffattn/workspace.hpp>
+#include <vector>
+
+namespace test {
+
+/// An executor chosen at run time.
+class any_executor {
+ public:
+  using task_function = void (*)(void* context, diffattn::index_t task, diffattn::index_t worker);
+  any_executor() = default;
+  any_executor(const any_executor&) = delete;
+  any_executor& operator=(const any_executor&) = delete;
+  virtual ~any_executor() = default;
+
+  virtual diffattn::index_t workers() const noexcept = 0;
+  virtual void run_tasks(diffattn::index_t tasks, task_function f, void* context) = 0;
+
+  template <class F>
+  void run(diffattn::index_t tasks, F&& f) {
+    run_tasks(
+        tasks,
+        [](void* context, diffattn::index_t task, diffattn::index_t worker) { (*static_cast<F*>(context))(task, worker); }, &f);
+  }
+};
+
+diffattn::status check(const diffattn::forward_args<float>& args);
+diffattn::status check(const diffattn::forward_args<double>& args);
+diffattn::status check(const diffattn::attention_args<float>& args);
+diffattn::status check(const diffattn::attention_args<double>& args);
+
+std::size_t workspace_bytes(const diffattn::forward_args<float>& args, diffattn::index_t workers = 1);
+std::size_t workspace_bytes(const diffattn::forward_args<double>& args, diffattn::index_t workers = 1);
+std::size_t workspace_bytes(const diffattn::attention_args<float>& args, diffattn::index_t workers = 1);
+std::size_t workspace_bytes(const diffattn::attention_args<double>& args, diffattn::index_t workers = 1);
+
+/// forward or attention, by the type of the arguments.
+diffattn::status run(const diffattn::forward_args<float>& args, diffattn::workspace scratch, any_executor& executor);
+diffattn::status run(const diffattn::forward_args<double>& args, diffattn::workspace scratch, any_executor& executor);
+diffattn::status run(const diffattn::attention_args<float>& args, diffattn::workspace scratch, any_executor& executor);
+diffattn::status run(const diffattn::attention_args<double>& args, diffattn::workspace scratch, any_executor& executor);
+
+/// Serial, in a workspace that is exactly large enough, not aligned, full of NaN before the call and guarded behind its end.
+diffattn::status run(const diffattn::forward_args<float>& args);
+diffattn::status run(const diffattn::forward_args<double>& args);
+diffattn::status run(const diffattn::attention_args<float>& args);
+diffattn::status run(const diffattn::attention_args<double>& args);
+
+}  // namespace test

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// forward(args, workspace, executor) takes no memory from the heap. This program replaces malloc and its relatives by ones
+// that count.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <diffattn/attention.hpp>
+#if defined(_OPENMP)
+#include <diffattn/executor/openmp.hpp>
+#endif
+#include <vector>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define DIFFATTN_TEST_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DIFFATTN_TEST_SANITIZED 1
+#endif
+
+// Sanitizers bring their own malloc, and only glibc has a second name for the real one.
+#if defined(__GLIBC__) && !defined(DIFFATTN_TEST_SANITIZED)
+#define DIFFATTN_TEST_TRAPS_MALLOC 1
+
+namespace {
+std::atomic<bool> armed{false};
+std::atomic<int> allocations{0};
+void count() {
+  if (armed.load(std::memory_order_relaxed)) ++allocations;
+}
+}  // namespace
+
+extern "C" {
+void* __libc_malloc(std::size_t size);                           // NOLINT
+void* __libc_calloc(std::size_t n, std::size_t size);            // NOLINT
+void* __libc_realloc(void* p, std::size_t size);                 // NOLINT
+void* __libc_memalign(std::size_t alignment, std::size_t size);  // NOLINT
+
+void* malloc(std::size_t size) noexcept {
+  return count(), __libc_malloc(size);
+}
+void* calloc(std::size_t n, std::size_t size) noexcept {
+  return count(), __libc_calloc(n, size);
+}
+void* realloc(void* p, std::size_t size) noexcept {
+  return count(), __libc_realloc(p, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) noexcept {
+  return count(), __libc_memalign(alignment, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
+  return count(), __libc_memalign(alignment, size);
+}
+int posix_memalign(void** p, std::size_t alignment, std::size_t size) noexcept {
+  count();
+  *p = __libc_memalign(alignment, size);
+  return *p ? 0 : ENOMEM;
+}
+}
+#endif
+
+namespace {
+
+#if defined(DIFFATTN_TEST_TRAPS_MALLOC)
+
+using diffattn::index_t;
+using diffattn::status;
+
+struct tensors {
+  std::vector<float> q, k, v, out, out1, lse;
+  diffattn::forward_args<float> args;
+  diffattn::attention_args<float> standard;
+
+  tensors()
+      : q(2 * 197 * 8 * 16, 0.5f),
+        k(2 * 197 * 4 * 16, 0.25f),
+        v(2 * 197 * 2 * 24, 1.0f),
+        out(2 * 197 * 4 * 24),
+        out1(out),
+        lse(2 * 197 * 8) {
+    args.q = diffattn::view<const float>(q.data(), 2, 197, 8, 16),
+    args.k = diffattn::view<const float>(k.data(), 2, 197, 4, 16);
+    args.v = diffattn::view<const float>(v.data(), 2, 197, 2, 24), args.out = diffattn::view(out.data(), 2, 197, 4, 24);
+    args.out1 = diffattn::view(out1.data(), 2, 197, 4, 24);
+    args.lse1 = {lse.data(), 197 * 4, 4, 1};
+    args.heads = diffattn::head_map::interleaved(4, 2);
+    args.lambda = 0.3f;
+    args.mask.causal = true;
+    standard.q = args.q, standard.k = args.k, standard.out = diffattn::view(out.data(), 2, 197, 8, 12);
+    standard.v = diffattn::view<const float>(v.data(), 2, 197, 4, 12);
+  }
+};
+
+template <class Executor>
+void expect_no_allocation(Executor&& executor) {
+  tensors t;
+  const std::size_t bytes = std::max(diffattn::workspace_bytes(t.args, executor.workers()),
+                                     diffattn::workspace_bytes(t.standard, executor.workers()));
+  std::vector<unsigned char> memory(bytes);
+  const diffattn::workspace scratch{memory.data(), memory.size()};
+  // OpenMP makes its team of threads in the first region.
+  ASSERT_EQ(diffattn::forward(t.args, scratch, executor), status::ok);
+  ASSERT_EQ(diffattn::attention(t.standard, scratch, executor), status::ok);
+  allocations = 0;
+  armed = true;
+  const status s = diffattn::forward(t.args, scratch, executor);
+  const status standard = diffattn::attention(t.standard, scratch, executor);
+  const status wrong = diffattn::forward(diffattn::forward_args<float>(), scratch, executor);
+  const std::size_t again = diffattn::workspace_bytes(t.args, executor.workers());
+  armed = false;
+  EXPECT_EQ(s, status::ok);
+  EXPECT_EQ(standard, status::ok);
+  EXPECT_NE(wrong, status::ok);
+  EXPECT_GT(again, 0u);
+  EXPECT_EQ(allocations, 0);
+}
+
+TEST(Allocation, TheTrapWorks) {
+  allocations = 0;
+  armed = true;
+  int* const by_new = new int(1);
+  std::vector<float> by_vector(100);
+  armed = false;
+  EXPECT_EQ(*by_new, 1);
+  delete by_new;
+  EXPECT_GE(allocations, 2);
+}
+
+TEST(Allocation, SerialTakesNone) {
+  expect_no_allocation(diffattn::serial_executor());
+}
+
+#if defined(_OPENMP)
+TEST(Allocation, OpenMpTakesNone) {
+  for (const int threads : {1, 2}) expect_no_allocation(diffattn::openmp_executor(threads));
+}
+#endif
+
+TEST(Allocation, ConvenienceCallTakesOne) {
+  tensors t;
+  allocations = 0;
+  armed = true;
+  diffattn::forward(t.args);
+  armed = false;
+  EXPECT_EQ(allocations, 1);
+}
+
+#else
+TEST(Allocation, TheTrapWorks) {
+  GTEST_SKIP() << "malloc cannot be replaced here";
+}
+#endif
+
+}  // namespace

@@ -44,6 +44,18 @@ TYPED_TEST(Forward, QueriesUnlikeKeys) {
       }
 }
 
+// Long contexts are cut into larger blocks of rows.
+TYPED_TEST(Forward, LongContexts) {
+  for (const index_t kv_len : std::initializer_list<index_t>{2047, 4097, 8193, 16500})
+    for (const index_t q_len : std::initializer_list<index_t>{1, 33, 130})
+      for (const index_t window : {diffattn::attention_mask::unlimited, index_t{150}}) {
+        spec s;
+        s.q_len = q_len, s.kv_len = kv_len, s.d = 2, s.width = 3, s.causal = true, s.window = window;
+        s.norm = diffattn::norm_kind::rms, s.raw = q_len == 33;
+        problem<TypeParam>(s).verify();
+      }
+}
+
 TYPED_TEST(Forward, Widths) {
   for (const index_t d : widths)
     for (const index_t width : widths) {

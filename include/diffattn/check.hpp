@@ -20,6 +20,9 @@ inline constexpr index_t limit = index_t{1} << 60;
 /// A workspace above this is refused: its size cannot be trusted any more.
 inline constexpr std::size_t max_bytes = std::size_t{1} << 61;
 
+/// More workers than that do not exist.
+inline constexpr index_t max_workers = index_t{1} << 20;
+
 /// |a| * |b|, or `limit` if that is more.
 DIFFATTN_INLINE index_t capped_product(index_t a, index_t b) noexcept {
   if (a < 0) a = a == std::numeric_limits<index_t>::min() ? limit : -a;
@@ -57,6 +60,12 @@ template <class T>
 DIFFATTN_INLINE byte_range bytes_of(const tensor_view<T>& t) noexcept {
   const axis axes[4] = {{t.batch, t.batch_stride}, {t.tokens, t.token_stride}, {t.heads, t.head_stride}, {t.width, 1}};
   return bytes_of(t.data, axes, 4);
+}
+
+template <class T>
+DIFFATTN_INLINE byte_range bytes_of(const token_head_view<T>& t, const tensor_view<T>& shape) noexcept {
+  const axis axes[3] = {{shape.batch, t.batch_stride}, {shape.tokens, t.token_stride}, {shape.heads, t.head_stride}};
+  return t.data ? bytes_of(t.data, axes, 3) : byte_range{};
 }
 
 /// Do no two elements share an address? Sorted by stride, every axis must step over all that the smaller ones span.
@@ -244,7 +253,8 @@ DIFFATTN_INLINE status memory(const forward_args<T>& a, workspace w, std::size_t
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(w.data);
   const byte_range mine{at, at + w.bytes};
   const bool hit = intersect(mine, bytes_of(a.q)) || intersect(mine, bytes_of(a.k)) || intersect(mine, bytes_of(a.v)) ||
-                   intersect(mine, bytes_of(a.out));
+                   intersect(mine, bytes_of(a.out)) || intersect(mine, bytes_of(a.out1)) || intersect(mine, bytes_of(a.out2)) ||
+                   intersect(mine, bytes_of(a.lse1, a.out)) || intersect(mine, bytes_of(a.lse2, a.out));
   return hit ? status::workspace_overlap : status::ok;
 }
 

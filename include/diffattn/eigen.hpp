@@ -66,7 +66,9 @@ DIFFATTN_INLINE tensor_view<T> matrix_view(T* data, const Derived& m, index_t he
   static_assert((Derived::Flags & Eigen::DirectAccessBit) != 0, "diffattn::view needs a matrix in memory, not an expression");
   static_assert(Derived::IsRowMajor || Derived::ColsAtCompileTime == 1,
                 "diffattn::view needs rows that are contiguous; for one token per column pass m.transpose()");
-  const index_t rows = m.rows(), columns = m.cols(), stride = m.outerStride();
+  const index_t rows = m.rows(), columns = m.cols();
+  const index_t stride =
+      static_cast<index_t>(Derived::IsRowMajor ? m.outerStride() : m.innerStride());  // a column vector's rows
   if (heads <= 0 || batch <= 0 || columns % heads != 0 || rows % batch != 0) return {data, -1, -1, -1, 0, 0, 0, 0, 1};
   const index_t width = columns / heads, tokens = rows / batch;
   return {data,

@@ -19,6 +19,7 @@ template <int Maps, class T, class Executor>
 inline status run(const forward_args<T>& args, workspace scratch, Executor& executor) noexcept {
   const index_t workers = executor.workers();
   if (workers < 1) return status::executor_workers;
+  if (workers > checks::max_workers) return status::workspace_overflow;
   if (const status s = checks::memory(args, scratch, schedule::panels_bytes<Maps>(args, workers)); s != status::ok) return s;
   schedule::run_panels<Maps>(args, scratch, executor);
   return status::ok;

@@ -48,7 +48,7 @@ DIFFATTN_INLINE key_range visible_keys(const attention_mask& m, index_t q_len, i
   const index_t range_end = keys.end;
   const index_t own = row + m.query_offset(q_len, kv_len);
   if (own + 1 < keys.end) keys.end = own + 1;
-  if (m.window != attention_mask::unlimited && own - m.window + 1 > keys.begin) keys.begin = own - m.window + 1;
+  if (m.window != attention_mask::unlimited && own - keys.begin >= m.window) keys.begin = own - m.window + 1;
   // A row without keys keeps its place in the order, inside the range: [x, x).
   if (keys.begin > range_end) keys.begin = range_end;
   if (keys.end < keys.begin) keys.end = keys.begin;

@@ -23,6 +23,11 @@ class openmp_executor {
 
   template <class F>
   void run(index_t tasks, F&& f) const {
+    // A team of one is allocated anew for each region.
+    if (threads_ == 1 || tasks <= 1) {
+      for (index_t task = 0; task < tasks; ++task) f(task, index_t{0});
+      return;
+    }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads_)
     for (index_t task = 0; task < tasks; ++task) f(task, static_cast<index_t>(omp_get_thread_num()));
   }

@@ -86,7 +86,7 @@ class group {
     if (!all_see(keys)) hide_keys<Vectors>(visible_of(job, keys), count, x, state);
     if (rises(state))
       raise_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, rescale_out ? padded_channels(job.dv) : 0);
-    exponentials<Vectors>(x, count, state);
+    exponentials<Vectors>(x, keys.begin, count, state);
   }
 
   /// Output += weights · V for `keys`, which lie in one chunk; weights[0] belongs to keys.begin.

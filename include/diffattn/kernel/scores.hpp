@@ -141,39 +141,39 @@ DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index
   }
 }
 
-/// Turns scores into weights where they lie and adds them to the sums, eight chains at a time.
+/// Turns the scores of keys [first, first + count) into weights where they lie and adds them to the sums. Key j goes into
+/// chain j mod 4, whatever the number of registers and wherever a block begins: a row's sum does not depend on its neighbours.
 template <int Vectors, class T>
-DIFFATTN_NOINLINE void exponentials(T* x, index_t count, softmax_state<T, Vectors>& state) noexcept {
-  constexpr int w = simd::lanes<T>, keys = 8 / Vectors;
-  vec<T> sum[keys][Vectors];
+DIFFATTN_NOINLINE void exponentials(T* x, index_t first, index_t count, softmax_state<T, Vectors>& state) noexcept {
+  constexpr int w = simd::lanes<T>, chains = 4;
+  vec<T> sum[chains][Vectors];
   DIFFATTN_UNROLL
-  for (int j = 0; j < keys; ++j) {
+  for (int j = 0; j < chains; ++j) {
     DIFFATTN_UNROLL
     for (int v = 0; v < Vectors; ++v) sum[j][v] = simd::broadcast(T(0));
   }
-  const auto weigh = [x, &sum](index_t key, int j, int v) {
-    T* const p = x + (key * Vectors + v) * w;
-    const vec<T> weight = simd::exp2<T>(simd::load(p));
-    simd::store(p, weight);
-    sum[j][v] = sum[j][v] + weight;
-  };
-  index_t i = 0;
-  for (; i + keys <= count; i += keys) {
+  const auto weigh = [x, &sum](index_t key, int chain) {
     DIFFATTN_UNROLL
-    for (int j = 0; j < keys; ++j) {
-      DIFFATTN_UNROLL
-      for (int v = 0; v < Vectors; ++v) weigh(i + j, j, v);
+    for (int v = 0; v < Vectors; ++v) {
+      T* const p = x + (key * Vectors + v) * w;
+      const vec<T> weight = simd::exp2<T>(simd::load(p));
+      simd::store(p, weight);
+      sum[chain][v] = sum[chain][v] + weight;
     }
-  }
-  for (; i < count; ++i) {
-    DIFFATTN_UNROLL
-    for (int v = 0; v < Vectors; ++v) weigh(i, 0, v);
+  };
+  for (index_t key = -(first % chains); key < count; key += chains) {
+    if (key >= 0 && key + chains <= count) {
+      DIFFATTN_UNROLL
+      for (int j = 0; j < chains; ++j) weigh(key + j, j);
+    } else {
+      DIFFATTN_UNROLL
+      for (int j = 0; j < chains; ++j)
+        if (key + j >= 0 && key + j < count) weigh(key + j, j);
+    }
   }
   DIFFATTN_UNROLL
   for (int v = 0; v < Vectors; ++v) {
-    vec<T> total = sum[0][v];
-    DIFFATTN_UNROLL
-    for (int j = 1; j < keys; ++j) total = total + sum[j][v];
+    const vec<T> total = (sum[0][v] + sum[2][v]) + (sum[1][v] + sum[3][v]);
     simd::store(state.sum + v * w, simd::load(state.sum + v * w) + total);
   }
 }

@@ -37,8 +37,9 @@ class poison {
     for (; i < n; ++i) rest_ += x[i] * T(0);
   }
   DIFFATTN_INLINE bool none() const noexcept {
+    // Not `any(all != 0)`: xsimd's != is false for NaN on AVX and AVX-512.
     const vec<T> all = (sum_[0] + sum_[1]) + (sum_[2] + sum_[3]);
-    return rest_ == T(0) && !simd::any<T>(all != simd::broadcast(T(0)));
+    return rest_ == T(0) && simd::all<T>(all == simd::broadcast(T(0)));
   }
 
  private:

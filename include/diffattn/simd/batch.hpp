@@ -106,6 +106,10 @@ template <class T>
 DIFFATTN_INLINE bool any(mask<T> m) noexcept {
   return xsimd::any(m);
 }
+template <class T>
+DIFFATTN_INLINE bool all(mask<T> m) noexcept {
+  return xsimd::all(m);
+}
 
 /// The bits of `x` moved `Bits` places up, as a floating vector again.
 template <int Bits, class T>

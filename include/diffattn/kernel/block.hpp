@@ -40,7 +40,7 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
   const index_t lo = job.visible[0].begin / chunk_keys * chunk_keys, hi = job.visible[job.rows - 1].end;
   const index_t span = Maps == 1 ? chunk_keys : hi - lo;  // keys whose weights are kept
 
-  group_t groups[(max_block_rows + lanes - 1) / lanes];
+  group_t groups[(block_rows + lanes - 1) / lanes];
   for (index_t i = 0; i < count; ++i)
     groups[i].start(job, i * lanes, scratch.queries + i * Maps * job.d * lanes,
                     scratch.out + i * padded_channels(job.dv) * lanes);
@@ -61,9 +61,12 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
   };
   // Output += weights · V for one chunk; `weights(i, keys)` gives group i's weights of keys.begin and on.
   const auto add_values = [&](index_t begin, auto&& weights) {
+    const bool more = Maps > 1 && begin + chunk_keys < hi;
     for (index_t i = 0; i < count; ++i) {
       const key_range keys = groups[i].seen(begin, end_of_chunk(begin));
-      if (keys.begin < keys.end) groups[i].add_values(job, weights(i, keys), keys);
+      const T* const ahead_1 = more ? weights_of(0, i, begin + chunk_keys) : nullptr;
+      const T* const ahead_2 = more ? weights_of(Maps - 1, i, begin + chunk_keys) : nullptr;
+      if (keys.begin < keys.end) groups[i].add_values(job, weights(i, keys), keys, ahead_1, ahead_2);
     }
   };
 

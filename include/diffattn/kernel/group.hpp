@@ -89,8 +89,10 @@ class group {
     exponentials<Vectors>(x, keys.begin, count, state);
   }
 
-  /// Output += weights · V for `keys`, which lie in one chunk; weights[0] belongs to keys.begin.
-  DIFFATTN_INLINE void add_values(const block_job<T>& job, const T* weights, key_range keys) noexcept {
+  /// Output += weights · V for `keys`, which lie in one chunk; weights[0] belongs to keys.begin. Meanwhile the next chunk's
+  /// weights, at `ahead_1` and `ahead_2` unless null, come into L2: to combine them is a short burst of reads.
+  DIFFATTN_INLINE void add_values(const block_job<T>& job, const T* weights, key_range keys, const T* ahead_1,
+                                  const T* ahead_2) noexcept {
     constexpr int tile_panels = 2 / Vectors;
     const index_t chunk = keys.begin / chunk_keys, count = keys.end - keys.begin;
     const index_t panels = (job.dv + panel_channels - 1) / panel_channels;
@@ -98,9 +100,11 @@ class group {
                             (keys.begin - chunk * chunk_keys) * panel_channels;
     const auto tiles = [=](auto tile, auto hidden, index_t from, const visible_lanes<T, Vectors>* visible) {
       index_t panel = from;
-      for (; panel + tile() <= panels; panel += tile())
+      for (; panel + tile() <= panels; panel += tile()) {
+        if (ahead_1) prefetch_part(ahead_1, panel, tile(), panels), prefetch_part(ahead_2, panel, tile(), panels);
         value_tile<Vectors, tile(), hidden()>(weights, values + panel * panel_step<T>, count, visible,
                                               out_ + panel * panel_channels * lanes);
+      }
       return panel;
     };
     if (job.finite[chunk - job.first_chunk] || all_see(keys)) {
@@ -165,6 +169,12 @@ class group {
       visible.begin[i] = position(row.begin), visible.end[i] = position(row.end);
     }
     return visible;
+  }
+
+  /// Panels [panel, panel + tile) of `panels` fetch their share of a chunk's weights.
+  static DIFFATTN_INLINE void prefetch_part(const T* weights, index_t panel, index_t tile, index_t panels) noexcept {
+    constexpr index_t size = chunk_keys * lanes, line = 64 / sizeof(T);
+    for (index_t e = panel * size / panels; e < (panel + tile) * size / panels; e += line) simd::prefetch_to_l2(weights + e);
   }
 
   DIFFATTN_INLINE void clear(const block_job<T>& job) noexcept {

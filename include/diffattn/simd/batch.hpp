@@ -143,6 +143,14 @@ DIFFATTN_INLINE void prefetch(const void* p) noexcept {
 #endif
 }
 
+DIFFATTN_INLINE void prefetch_to_l2(const void* p) noexcept {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 2);
+#else
+  (void)p;
+#endif
+}
+
 }  // namespace simd
 DIFFATTN_ISA_NAMESPACE_END
 

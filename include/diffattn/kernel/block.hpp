@@ -32,6 +32,9 @@ constexpr index_t weight_span(index_t lo, index_t hi) noexcept {
   return hi - lo / chunk_keys * chunk_keys;
 }
 
+/// Up to here the weights of a block (256 bytes a key) stay in a 512 KiB L2 by themselves.
+inline constexpr index_t cached_keys = 2048;
+
 template <int Maps, int Vectors, class T>
 DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch<T>& scratch) noexcept {
   using group_t = group<Maps, Vectors, T>;
@@ -61,7 +64,7 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
   };
   // Output += weights · V for one chunk; `weights(i, keys)` gives group i's weights of keys.begin and on.
   const auto add_values = [&](index_t begin, auto&& weights) {
-    const bool more = Maps > 1 && begin + chunk_keys < hi;
+    const bool more = Maps > 1 && span > cached_keys && begin + chunk_keys < hi;
     for (index_t i = 0; i < count; ++i) {
       const key_range keys = groups[i].seen(begin, end_of_chunk(begin));
       const T* const ahead_1 = more ? weights_of(0, i, begin + chunk_keys) : nullptr;

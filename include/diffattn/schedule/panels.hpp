@@ -17,8 +17,9 @@ namespace schedule {
 /// Keys of one packing task: 8 chunks.
 inline constexpr index_t pack_keys = 8 * kernel::chunk_keys;
 
-/// Blocks of a wave for each worker, at least: with 64 the last, unshared block costs below 2 %.
-inline constexpr index_t blocks_per_worker = 64;
+/// Blocks of a wave for each worker, at least. Between waves the workers wait for each other and have to be woken, some 50 µs;
+/// 256 blocks take more than 10 ms from 1024 keys on, and their packed values at most 8 MB (float, width 128) a worker.
+inline constexpr index_t blocks_per_worker = 256;
 
 /// Sizes of a call and the pieces of its workspace.
 template <class T>

@@ -141,36 +141,49 @@ DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index
   }
 }
 
+/// Four keys' scores become weights where they lie; key j is added to chain j.
+template <int Vectors, class T>
+DIFFATTN_INLINE void weigh_keys(T* x, vec<T> (&sum)[4][Vectors]) noexcept {
+  constexpr int w = simd::lanes<T>;
+  DIFFATTN_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    DIFFATTN_UNROLL
+    for (int v = 0; v < Vectors; ++v) {
+      T* const p = x + (j * Vectors + v) * w;
+      const vec<T> weight = simd::exp2<T>(simd::load(p));
+      simd::store(p, weight);
+      sum[j][v] = sum[j][v] + weight;
+    }
+  }
+}
+
 /// Turns the scores of keys [first, first + count) into weights where they lie and adds them to the sums. Key j goes into
 /// chain j mod 4, whatever the number of registers and wherever a block begins: a row's sum does not depend on its neighbours.
 template <int Vectors, class T>
 DIFFATTN_NOINLINE void exponentials(T* x, index_t first, index_t count, softmax_state<T, Vectors>& state) noexcept {
-  constexpr int w = simd::lanes<T>, chains = 4;
+  constexpr int w = simd::lanes<T>;
+  constexpr index_t chains = 4, row = Vectors * w;
   vec<T> sum[chains][Vectors];
   DIFFATTN_UNROLL
   for (int j = 0; j < chains; ++j) {
     DIFFATTN_UNROLL
     for (int v = 0; v < Vectors; ++v) sum[j][v] = simd::broadcast(T(0));
   }
-  const auto weigh = [x, &sum](index_t key, int chain) {
-    DIFFATTN_UNROLL
-    for (int v = 0; v < Vectors; ++v) {
-      T* const p = x + (key * Vectors + v) * w;
-      const vec<T> weight = simd::exp2<T>(simd::load(p));
-      simd::store(p, weight);
-      sum[chain][v] = sum[chain][v] + weight;
+  // Four keys that begin before the block or end after it: -inf, weight 0, stands for the keys that are not there.
+  const auto partial = [x, count, &sum](index_t key) {
+    T four[chains * row];
+    for (index_t e = 0; e < chains * row; ++e) {
+      const index_t at = key * row + e;
+      four[e] = at >= 0 && at < count * row ? x[at] : -std::numeric_limits<T>::infinity();
     }
+    weigh_keys<Vectors>(four, sum);
+    for (index_t e = 0; e < chains * row; ++e)
+      if (key * row + e >= 0 && key * row + e < count * row) x[key * row + e] = four[e];
   };
-  for (index_t key = -(first % chains); key < count; key += chains) {
-    if (key >= 0 && key + chains <= count) {
-      DIFFATTN_UNROLL
-      for (int j = 0; j < chains; ++j) weigh(key + j, j);
-    } else {
-      DIFFATTN_UNROLL
-      for (int j = 0; j < chains; ++j)
-        if (key + j >= 0 && key + j < count) weigh(key + j, j);
-    }
-  }
+  index_t key = -(first % chains);
+  if (key < 0) partial(key), key += chains;
+  for (; key + chains <= count; key += chains) weigh_keys<Vectors>(x + key * row, sum);
+  if (key < count) partial(key);
   DIFFATTN_UNROLL
   for (int v = 0; v < Vectors; ++v) {
     const vec<T> total = (sum[0][v] + sum[2][v]) + (sum[1][v] + sum[3][v]);

@@ -170,7 +170,7 @@ DIFFATTN_NOINLINE void exponentials(T* x, index_t first, index_t count, softmax_
     for (int v = 0; v < Vectors; ++v) sum[j][v] = simd::broadcast(T(0));
   }
   // Four keys that begin before the block or end after it: -inf, weight 0, stands for the keys that are not there.
-  const auto partial = [x, count, &sum](index_t key) {
+  const auto partial = [&](index_t key) {
     T four[chains * row];
     for (index_t e = 0; e < chains * row; ++e) {
       const index_t at = key * row + e;

@@ -57,7 +57,7 @@ class group {
     for (int map = 0; map < Maps; ++map) {
       T* const q = queries + map * job.d * lanes;
       if (rows_ < lanes)
-        for (index_t e = 0; e < job.d * lanes; ++e) q[e] = T(0);
+        for (index_t e = 0; e < job.d * lanes; e += simd::lanes<T>) simd::store(q + e, simd::broadcast(T(0)));
       simd::transpose<simd::transpose_order::gather>(job.q[map] + first * job.q_stride, job.q_stride, rows_, job.d, q, lanes,
                                                      job.scale);
       softmax_[map].reset();
@@ -178,7 +178,7 @@ class group {
   }
 
   DIFFATTN_INLINE void clear(const block_job<T>& job) noexcept {
-    for (index_t e = 0; e < padded_channels(job.dv) * lanes; ++e) out_[e] = T(0);
+    for (index_t e = 0; e < padded_channels(job.dv) * lanes; e += simd::lanes<T>) simd::store(out_ + e, simd::broadcast(T(0)));
   }
 
   index_t first_, rows_;  // rows of the block

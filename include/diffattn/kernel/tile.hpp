@@ -5,9 +5,8 @@
 //
 // The queries of a group lie in SIMD lanes: a group is `Vectors` registers of queries, and everything a row needs (its
 // maximum, its sum, its λ, the norm of its output) is one lane of a register, so no kernel ever reduces across lanes. Keys and
-// value channels are broadcast. A register tile holds at least 8 accumulators, since multiply-add takes 4 cycles and 2 start in
-// each: 8 of them, 2 vectors and 1 broadcast fit the 16 registers of AVX2. With 32 registers a score tile takes 16, which
-// halves its loads.
+// value channels are broadcast. A register tile is Vectors × (8 / Vectors) accumulators: multiply-add takes 4 cycles and 2
+// start in each, which needs 8 of them, and 8 accumulators, 2 vectors and 1 broadcast fit the 16 registers of AVX2.
 
 #include "../simd/batch.hpp"
 #include "../tensor.hpp"
@@ -21,9 +20,13 @@ using simd::vec;
 template <class T, int Vectors>
 inline constexpr index_t group_lanes = Vectors* simd::lanes<T>;
 
+/// Registers of a group with more rows than one register: two, so that a broadcast serves two multiply-adds. AVX-512 takes
+/// one: 16 queries keep its 512-bit units busy as well as 32, and waste less under the diagonal of a causal mask.
+inline constexpr int full_vectors = simd::lanes<float> >= 16 ? 1 : 2;
+
 /// Keys of a score tile.
 template <int Vectors>
-inline constexpr int tile_keys = (simd::registers == 32 ? 16 : 8) / Vectors;
+inline constexpr int tile_keys = 8 / Vectors;
 
 /// Value channels of a panel of packed values; a value tile takes 8 / (4 * Vectors) panels.
 inline constexpr int panel_channels = 4;

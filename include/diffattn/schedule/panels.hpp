@@ -165,7 +165,7 @@ inline void block_task(const forward_args<T>& a, const panel_plan<T>& p, index_t
   if (job.rows <= simd::lanes<T>)
     kernel::attend_block<Maps, 1>(job, scratch);
   else
-    kernel::attend_block<Maps, 2>(job, scratch);
+    kernel::attend_block<Maps, kernel::full_vectors>(job, scratch);
 }
 
 template <int Maps, class T>

@@ -31,13 +31,6 @@ using mask = xsimd::batch_bool<T, arch>;
 template <class T>
 inline constexpr int lanes = static_cast<int>(vec<T>::size);
 
-/// Vector registers of the target.
-#if defined(__AVX512F__) || defined(__aarch64__)
-inline constexpr int registers = 32;
-#else
-inline constexpr int registers = 16;
-#endif
-
 template <class T>
 DIFFATTN_INLINE vec<T> load(const T* p) noexcept {
   return vec<T>::load_unaligned(p);

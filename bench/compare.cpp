@@ -76,13 +76,13 @@ std::vector<shape> shapes(bool smoke) {
     return all;
   }
   for (const index_t d : {64, 128}) {
-    for (const index_t n : {128, 512, 1024}) both_masks({false, d, n, 8});
+    for (const index_t n : {128, 512, 1024}) both_masks({false, d, n, 512 / d});  // a model of width 1024
     both_masks({false, d, 4096, 1});
     both_masks({false, d, 16384, 1});
   }
   for (const index_t n : {197, 1000}) both_masks({false, 64, n, 8});
   both_masks({false, 64, 4095, 1});
-  for (const index_t d : {80, 96}) both_masks({false, d, 1024, 8});
+  for (const index_t d : {80, 96}) both_masks({false, d, 1024, 512 / d});
   both_masks({false, 64, 1024, 8, 2});
   both_masks({false, 64, 4096, 1, 2});
   for (const index_t n : {512, 1024, 4096}) all.push_back({true, 16, n, 4, 1, true});

@@ -2,6 +2,7 @@
 set terminal svg size 960,640 background rgb "white" font "sans-serif,13" rounded
 set output ARG2
 set datafile separator "\t"
+set datafile missing NaN  # rows of other panels do not break the lines
 set multiplot layout 2,2 title "Share of the core's multiply-add peak in useful FLOP (one thread, float)" font ",15"
 set logscale x 2
 set xrange [100:20000]

@@ -8,10 +8,9 @@
 #error "diffattn: executor/eigen_thread_pool.hpp needs EIGEN_USE_THREADS defined before any Eigen header"
 #endif
 
-#include <atomic>
 #include <unsupported/Eigen/CXX11/Tensor>
 
-#include "../tensor.hpp"
+#include "../executor.hpp"
 
 DIFFATTN_NAMESPACE_BEGIN
 
@@ -26,18 +25,15 @@ class eigen_executor {
   template <class F>
   void run(index_t tasks, F&& f) const {
     const index_t helpers = (tasks < workers() ? tasks : workers()) - 1;
-    std::atomic<index_t> next{0};
-    const auto work = [&next, &f, tasks](index_t worker) {
-      for (index_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) f(task, worker);
-    };
-    if (helpers <= 0) return work(0);
+    task_queue queue(tasks);
+    if (helpers <= 0) return queue.work(f, 0);
     Eigen::Barrier done(static_cast<unsigned>(helpers));
     for (index_t worker = 1; worker <= helpers; ++worker)
-      device_->enqueueNoNotification([&work, &done, worker] {
-        work(worker);
+      device_->enqueueNoNotification([&queue, &f, &done, worker] {
+        queue.work(f, worker);
         done.Notify();
       });
-    work(0);
+    queue.work(f, 0);
     done.Wait();
   }
 

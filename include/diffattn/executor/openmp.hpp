@@ -9,27 +9,25 @@
 
 #include <omp.h>
 
-#include "../tensor.hpp"
+#include "../executor.hpp"
 
 DIFFATTN_NAMESPACE_BEGIN
 
-/// Tasks are handed out one at a time, since under a causal mask they differ in cost.
+/// At most `threads` OpenMP threads. The queue is ours, since `schedule(dynamic)` allocates in LLVM's OpenMP.
 class openmp_executor {
  public:
-  /// At most `threads` threads; the default is what OpenMP would use. Changes no global setting.
+  /// The default is what OpenMP would use. Changes no global setting.
   explicit openmp_executor(int threads = omp_get_max_threads()) noexcept : threads_(threads) {}
 
   index_t workers() const noexcept { return threads_; }
 
   template <class F>
   void run(index_t tasks, F&& f) const {
-    // A team of one is allocated anew for each region.
-    if (threads_ == 1 || tasks <= 1) {
-      for (index_t task = 0; task < tasks; ++task) f(task, index_t{0});
-      return;
-    }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_)
-    for (index_t task = 0; task < tasks; ++task) f(task, static_cast<index_t>(omp_get_thread_num()));
+    task_queue queue(tasks);
+    // GNU's OpenMP allocates a team of one anew for each region.
+    if (threads_ == 1 || tasks <= 1) return queue.work(f, 0);
+#pragma omp parallel num_threads(threads_)
+    queue.work(f, static_cast<index_t>(omp_get_thread_num()));
   }
 
  private:

@@ -70,11 +70,30 @@ DIFFATTN_INLINE vec<T> fnma(vec<T> a, vec<T> b, vec<T> c) noexcept {
 #endif
 }
 
-/// The larger of `bound` and x, and NaN where x is NaN. On x86 `max` returns its second operand if either is NaN, hence
-/// the order; on Arm it returns NaN.
+/// The larger of `bound` and x; x where x is NaN. x86 gives the second operand if either is NaN; xsimd 8 and 14 pass the
+/// operands in opposite orders, so the order is fixed here.
 template <class T>
 DIFFATTN_INLINE vec<T> at_least(vec<T> bound, vec<T> x) noexcept {
-  return xsimd::max(bound, x);
+  constexpr bool single = sizeof(T) == 4;
+#if defined(__AVX512F__)
+  if constexpr (single)
+    return _mm512_max_ps(bound, x);
+  else
+    return _mm512_max_pd(bound, x);
+#elif defined(__AVX__)
+  if constexpr (single)
+    return _mm256_max_ps(bound, x);
+  else
+    return _mm256_max_pd(bound, x);
+#elif defined(__SSE2__)
+  if constexpr (single)
+    return _mm_max_ps(bound, x);
+  else
+    return _mm_max_pd(bound, x);
+#else
+  static_cast<void>(single);
+  return xsimd::select(x < bound, bound, x);
+#endif
 }
 
 template <class T>

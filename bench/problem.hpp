@@ -138,7 +138,7 @@ class problem {
       for (index_t h = 0; h < shape_.heads; ++h) {
         const diffattn::head_indices at = args_.heads[h];
         p.heads.push_back({{at.query_1, at.query_2}, {at.key_1, at.key_2}, at.value_1, at.value_2});
-        p.factor[0].push_back(1), p.factor[1].push_back(static_cast<double>(args_.lambda.value));
+        p.factor[0].push_back(1), p.factor[1].push_back(static_cast<double>(args_.lambda.at(0, 0, 0)));
       }
       p.dv = args_.out.width, p.kind = reference::norm::rms;
       p.eps = static_cast<double>(args_.norm.eps), p.gain = static_cast<double>(args_.norm.gain);

@@ -51,6 +51,7 @@ struct call {
   std::vector<unsigned char> scratch = std::vector<unsigned char>(1 << 20);
   diffattn::workspace workspace{scratch.data(), scratch.size()};
   index_t workers = 1;
+  bool touched = false;  // the test itself has written to an output
   diffattn::forward_args<float> args;
 
   call() {
@@ -71,6 +72,7 @@ struct call {
     const status s = test::run(args, workspace, executor);
     if (s == status::ok) return s;
     EXPECT_EQ(executor.runs, 0) << message(s);
+    if (touched) return s;
     for (const std::vector<float>* o : {&out, &out1, &out2, &lse1, &lse2})
       for (const float x : *o) EXPECT_EQ(x, sentinel) << message(s);
     return s;
@@ -145,9 +147,20 @@ const misuse misuses[] = {
     {status::out_heads, [](call& c) { c.args.out.heads = 3; }},
     {status::heads_value_layout, [](call& c) { c.use_table(), c.table[1].value_2 = 1; }},
     {status::lambda_missing, [](call& c) { c.args.lambda = diffattn::lambda_view<float>(); }},
+    {status::lambda_missing, [](call& c) { c.args.lambda = diffattn::lambda_view<float>::per_head(nullptr); }},
+    {status::lambda_missing, [](call& c) { c.args.lambda = diffattn::lambda_view<float>::gate(nullptr, 5, 4); }},
+    {status::lambda_shape, [](call& c) { c.args.lambda = diffattn::lambda_view<float>::per_token(c.vector.data(), 4, 4); }},
+    {status::lambda_shape, [](call& c) { c.args.lambda = diffattn::lambda_view<float>::gate(c.vector.data(), 5, 3); }},
+    {status::lambda_shape,
+     [](call& c) {
+       c.args.lambda = diffattn::lambda_view<float>::strided({c.vector.data(), huge, 0, 0});
+     }},
     {status::alpha_missing, [](call& c) { c.args.alpha = diffattn::lambda_view<float>(); }},
+    {status::alpha_missing, [](call& c) { c.args.alpha = diffattn::lambda_view<float>::per_head(nullptr); }},
+    {status::alpha_shape, [](call& c) { c.args.alpha = diffattn::lambda_view<float>::per_token(c.vector.data(), 5, 5); }},
     {status::scale_not_finite, [](call& c) { c.args.scale = nan; }},
     {status::scale_not_finite, [](call& c) { c.args.scale = -infinity; }},
+    {status::scale_not_finite, [](call& c) { c.args.scale = std::numeric_limits<float>::max(); }},
     {status::norm_eps, [](call& c) { c.args.norm.eps = -1e-9f; }},
     {status::norm_eps, [](call& c) { c.args.norm.eps = nan; }},
     {status::norm_gain, [](call& c) { c.args.norm.gain = infinity; }},
@@ -169,11 +182,24 @@ const misuse misuses[] = {
     {status::out_overlaps_q, [](call& c) { c.args.q.data = c.out.data() + 159; }},
     {status::out_overlaps_k, [](call& c) { c.args.k.data = c.out.data() - 143; }},
     {status::out_overlaps_v, [](call& c) { c.args.v.data = c.out.data(); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.args.lambda = diffattn::lambda_view<float>::per_head(c.out.data() + 159); }},
+    {status::out_overlaps_parameter, [](call& c) { c.args.alpha = diffattn::lambda_view<float>::per_head(c.out.data() - 3); }},
+    {status::out_overlaps_parameter, [](call& c) { c.args.norm.weight = c.out.data(); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.args.norm.kind = diffattn::norm_kind::group, c.args.norm.bias = c.out.data() + 8; }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       c.use_table();
+       std::memcpy(c.out.data(), c.table.data(), 4 * sizeof(head_indices));
+       c.args.heads = head_map::table(reinterpret_cast<head_indices*>(c.out.data()), 4), c.touched = true;
+     }},
     {status::lse_strides, [](call& c) { c.args.lse1.head_stride = 0; }},
     {status::lse_strides, [](call& c) { c.args.lse2.batch_stride = huge; }},
     {status::lse_overlap, [](call& c) { c.args.lse1.data = c.out.data(); }},
     {status::lse_overlap, [](call& c) { c.args.lse2.data = c.lse1.data() + 1; }},
     {status::lse_overlap, [](call& c) { c.args.lse2.data = c.q.data(); }},
+    {status::lse_overlap, [](call& c) { c.args.norm.weight = c.lse1.data(); }},
     {status::raw_out_shape, [](call& c) { c.args.out1.tokens = 4; }},
     {status::raw_out_shape, [](call& c) { c.args.out2.width_stride = 2; }},
     {status::raw_out_shape, [](call& c) { c.args.out2.token_stride = huge; }},
@@ -195,6 +221,8 @@ const misuse misuses[] = {
     {status::workspace_overlap, [](call& c) { c.workspace.data = const_cast<float*>(c.args.k.data); }},
     {status::workspace_overlap, [](call& c) { c.workspace.data = const_cast<float*>(c.args.v.data); }},
     {status::workspace_overlap, [](call& c) { c.workspace.data = c.lse1.data(); }},
+    {status::workspace_overlap,
+     [](call& c) { c.args.lambda = diffattn::lambda_view<float>::per_head(reinterpret_cast<float*>(c.scratch.data() + 128)); }},
     {status::workspace_overlap, [](call& c) { c.workspace.data = c.out2.data(); }},
 };
 
@@ -237,6 +265,31 @@ TEST(Check, MessagesNameTheArgument) {
   EXPECT_STREQ(message(static_cast<status>(statuses)), "unknown status");
 }
 
+TEST(Check, WorkspaceSizesNeverWrap) {
+  call c;
+  for (const index_t workers : {index_t{0}, index_t{-1}, std::numeric_limits<index_t>::max()})
+    EXPECT_EQ(test::workspace_bytes(c.args, workers), 0u);
+  // Keys of stride 0 may be astronomically many; more workers never need less.
+  c.args.k.tokens = c.args.v.tokens = index_t{1} << 46, c.args.mask.key_ranges = nullptr;
+  c.args.k.token_stride = c.args.v.token_stride = 0;
+  std::size_t last = 0;
+  for (index_t workers = 1; workers <= index_t{1} << 20; workers *= 2) {
+    const std::size_t bytes = test::workspace_bytes(c.args, workers);
+    EXPECT_GE(bytes, last);
+    last = bytes;
+  }
+  c.workers = index_t{1} << 20;
+  EXPECT_EQ(c.run(), status::workspace_overflow);
+}
+
+TEST(Check, DoesNotWalkThroughAbsurdHeads) {
+  call c;
+  c.args.q.batch = c.args.k.batch = c.args.v.batch = c.args.out.batch = 0;
+  c.args.heads = head_map::interleaved(index_t{1} << 53, 1), c.args.out.heads = index_t{1} << 53;
+  c.args.out.head_stride = 0;
+  EXPECT_EQ(test::check(c.args), status::heads_missing);
+}
+
 TEST(Check, ThrowIfError) {
   EXPECT_NO_THROW(diffattn::throw_if_error(status::ok));
   try {
@@ -272,6 +325,18 @@ TEST(Check, WhatIsFine) {
     c.out.assign(1, sentinel);
     c.args.q = {c.q.data(), 2, 5, 8, 3, 200, 40, 3, 1};
     c.args.out = {c.q.data() + 24, 2, 5, 4, 4, 200, 40, 4, 1};
+  });
+  // Slots of one batch entry: q, then out.
+  expect_ok([](call& c) {
+    c.q.assign(2 * 200, 1.0f);
+    c.out.assign(1, sentinel);
+    c.args.q = {c.q.data(), 2, 5, 8, 3, 200, 3, 15, 1};
+    c.args.out = {c.q.data() + 120, 2, 5, 4, 4, 200, 4, 20, 1};
+  });
+  // An empty call needs no array.
+  expect_ok([](call& c) {
+    c.args.q.batch = c.args.k.batch = c.args.v.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0;
+    c.args.lambda = diffattn::lambda_view<float>::per_head(nullptr);
   });
   // No elements, no data.
   expect_ok([](call& c) {

@@ -305,7 +305,10 @@ void expect_same_in_parts(const spec& s, index_t part) {
       };
       a.q = cut(a.q), a.out = cut(a.out), a.out1 = cut(a.out1), a.out2 = cut(a.out2), a.k = one(a.k), a.v = one(a.v);
       a.lse1.data = &a.lse1.at(b, row, 0), a.lse2.data = &a.lse2.at(b, row, 0);
-      if (a.lambda.values.data) a.lambda.values.data = &a.lambda.values.at(b, row, 0);
+      if (auto array = a.lambda.array(); array.data) {
+        array.data = &array.at(b, row, 0);
+        a.lambda = diffattn::lambda_view<T>::strided(array);
+      }
       if (a.mask.causal) a.mask.offset = offset + row;
       if (a.mask.key_ranges) a.mask.key_ranges += b;
       ASSERT_EQ(test::run(a), status::ok);
@@ -314,6 +317,23 @@ void expect_same_in_parts(const spec& s, index_t part) {
   EXPECT_TRUE(identical(parts.out1.values(), whole.out1.values(), whole.shape())) << "out1";
   EXPECT_TRUE(identical(parts.lse1.values(), whole.lse1.values(), whole.row_shape())) << "lse1";
   EXPECT_TRUE(identical(parts.lse2.values(), whole.lse2.values(), whole.row_shape())) << "lse2";
+}
+
+// Row 0 of a causal square sees one key: both maps are exactly [1], whatever their scores.
+TYPED_TEST(Forward, SingleKeysCancelExactly) {
+  using T = TypeParam;
+  test::random_source random(11);
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    std::vector<T> q(2 * 3), k(2 * 3), v(5), out(5, T(7));
+    for (auto* x : {&q, &k, &v})
+      for (T& e : *x) e = static_cast<T>(9 * random.normal());
+    diffattn::forward_args<T> a;
+    a.q = diffattn::view<const T>(q.data(), 1, 1, 2, 3), a.k = diffattn::view<const T>(k.data(), 1, 1, 2, 3);
+    a.v = diffattn::view<const T>(v.data(), 1, 1, 1, 5), a.out = diffattn::view(out.data(), 1, 1, 1, 5);
+    a.heads = diffattn::head_map::interleaved(1, 1), a.lambda = T(1), a.norm.eps = T(0);
+    ASSERT_EQ(test::run(a), status::ok);
+    for (const T x : out) EXPECT_EQ(x, T(0));
+  }
 }
 
 TYPED_TEST(Forward, RowsDoNotDependOnTheirNeighbours) {

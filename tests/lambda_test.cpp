@@ -54,9 +54,10 @@ TYPED_TEST_SUITE(LambdaView, types);
 
 TYPED_TEST(LambdaView, NotGivenUnlessSet) {
   lambda_view<TypeParam> view;
-  EXPECT_FALSE(view.given);
+  EXPECT_FALSE(view.is_given());
+  EXPECT_FALSE(lambda_view<TypeParam>::per_head(nullptr).is_given());
   view = TypeParam(0);  // 0 is a λ
-  EXPECT_TRUE(view.given);
+  EXPECT_TRUE(view.is_given());
   EXPECT_EQ(view.at(5, 6, 7), TypeParam(0));
   static_assert(std::is_trivially_copyable_v<lambda_view<TypeParam>>, "views are plain data");
 }

@@ -31,7 +31,8 @@ inline status check(const attention_args<T>& args) noexcept {
 /// Bytes of workspace for an executor with `workers` workers; 0 if the arguments are wrong.
 template <class T>
 inline std::size_t workspace_bytes(const attention_args<T>& args, index_t workers = 1) noexcept {
-  return check(args) == status::ok ? schedule::panels_bytes<1>(checks::one_map(args), workers) : 0;
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok;
+  return valid ? schedule::panels_bytes<1>(checks::one_map(args), workers) : 0;
 }
 
 /// Computes args.out; see `forward` in forward.hpp for the promises.

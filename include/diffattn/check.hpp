@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "arguments.hpp"
 #include "status.hpp"
@@ -22,6 +23,9 @@ inline constexpr std::size_t max_bytes = std::size_t{1} << 61;
 
 /// More workers than that do not exist.
 inline constexpr index_t max_workers = index_t{1} << 20;
+
+/// Nor do more heads than that; the checks walk through them.
+inline constexpr index_t max_heads = index_t{1} << 24;
 
 /// |a| * |b|, or `limit` if that is more.
 DIFFATTN_INLINE index_t capped_product(index_t a, index_t b) noexcept {
@@ -62,8 +66,8 @@ DIFFATTN_INLINE byte_range bytes_of(const tensor_view<T>& t) noexcept {
   return bytes_of(t.data, axes, 4);
 }
 
-template <class T>
-DIFFATTN_INLINE byte_range bytes_of(const token_head_view<T>& t, const tensor_view<T>& shape) noexcept {
+template <class T, class U>
+DIFFATTN_INLINE byte_range bytes_of(const token_head_view<T>& t, const tensor_view<U>& shape) noexcept {
   const axis axes[3] = {{shape.batch, t.batch_stride}, {shape.tokens, t.token_stride}, {shape.heads, t.head_stride}};
   return t.data ? bytes_of(t.data, axes, 3) : byte_range{};
 }
@@ -93,21 +97,33 @@ DIFFATTN_INLINE bool distinct(const tensor_view<T>& t) noexcept {
   return distinct(axes, 4);
 }
 
-/// May `out` and `in` share an element? Besides disjoint ranges this knows the one interleaving that engines use: both are
-/// columns of the same rows (equal token strides, batches whole rows apart).
+/// Do two views that repeat with the same period, in elements, take different places in it? `shift` bytes lie between their
+/// first elements; within a period they span `out_span` and `in_span` elements of `size` bytes.
+DIFFATTN_INLINE bool apart_in_period(index_t period, index_t out_span, index_t in_span, std::intptr_t shift,
+                                     std::intptr_t size) noexcept {
+  const std::intptr_t bytes = static_cast<std::intptr_t>(period) * size;
+  std::intptr_t place = shift % bytes;
+  if (place < 0) place += bytes;
+  return place >= out_span * size && place + in_span * size <= bytes;
+}
+
+/// May `out` and `in` share an element? Besides disjoint ranges this knows the interleavings that engines use: columns of the
+/// same rows (equal token strides, batches whole rows apart) and slots of the same batch entries (equal batch strides).
 template <class T, class U>
 DIFFATTN_INLINE bool may_overlap(const tensor_view<T>& out, const tensor_view<U>& in) noexcept {
   if (!intersect(bytes_of(out), bytes_of(in))) return false;
-  const index_t row = out.token_stride;
-  if (row <= 0 || row != in.token_stride || out.batch_stride % row != 0 || in.batch_stride % row != 0) return true;
   if (out.head_stride < 0 || in.head_stride < 0) return true;
-  const index_t out_span = (out.heads - 1) * out.head_stride + out.width, in_span = (in.heads - 1) * in.head_stride + in.width;
-  const std::intptr_t bytes = reinterpret_cast<std::intptr_t>(in.data) - reinterpret_cast<std::intptr_t>(out.data);
-  const std::intptr_t row_bytes = static_cast<std::intptr_t>(row) * static_cast<std::intptr_t>(sizeof(T));
-  std::intptr_t column = bytes % row_bytes;  // where in's columns start within out's rows
-  if (column < 0) column += row_bytes;
-  return column < out_span * static_cast<std::intptr_t>(sizeof(T)) ||
-         column + in_span * static_cast<std::intptr_t>(sizeof(U)) > row_bytes;
+  constexpr std::intptr_t size = static_cast<std::intptr_t>(sizeof(T));
+  const std::intptr_t shift = reinterpret_cast<std::intptr_t>(in.data) - reinterpret_cast<std::intptr_t>(out.data);
+  const index_t out_row = (out.heads - 1) * out.head_stride + out.width, in_row = (in.heads - 1) * in.head_stride + in.width;
+  const index_t row = out.token_stride, entry = out.batch_stride;
+  if (row > 0 && row == in.token_stride && out.batch_stride % row == 0 && in.batch_stride % row == 0 &&
+      apart_in_period(row, out_row, in_row, shift, size))
+    return false;
+  if (entry > 0 && entry == in.batch_stride && row >= 0 && in.token_stride >= 0 &&
+      apart_in_period(entry, (out.tokens - 1) * row + out_row, (in.tokens - 1) * in.token_stride + in_row, shift, size))
+    return false;
+  return true;
 }
 
 /// Null data, sizes and strides of one tensor; the four codes in the order null, size, width stride.
@@ -145,7 +161,7 @@ DIFFATTN_INLINE status heads(const forward_args<T>& a) noexcept {
   using pairing = head_map::pairing;
   using grouping = head_map::grouping;
   const head_map& m = a.heads;
-  if (m.heads <= 0 || m.heads >= limit / 64 || m.kv <= 0 || m.ratio <= 0) return status::heads_missing;
+  if (m.heads <= 0 || m.heads > max_heads || m.kv <= 0 || m.ratio <= 0) return status::heads_missing;
   if (m.queries == pairing::table) {
     if (!m.entries) return status::heads_table_null;
   } else {
@@ -179,17 +195,52 @@ DIFFATTN_INLINE status heads(const forward_args<T>& a) noexcept {
   return a.out.width == (two ? 2 * a.v.width : a.v.width) ? status::ok : status::out_width;
 }
 
+/// The small arrays that a call reads beside q, k and v.
+struct parameter_ranges {
+  byte_range ranges[6];
+};
+
+template <class T>
+DIFFATTN_INLINE parameter_ranges parameters_of(const forward_args<T>& a) noexcept {
+  const auto array = [](const auto* data, index_t n) {
+    const axis axes[1] = {{n, 1}};
+    return data ? bytes_of(data, axes, 1) : byte_range{};
+  };
+  return {{bytes_of(a.lambda.array(), a.out), bytes_of(a.alpha.array(), a.out), array(a.norm.weight, a.out.width),
+           array(a.norm.bias, a.out.width), array(a.mask.key_ranges, a.q.batch),
+           array(a.heads.queries == head_map::pairing::table ? a.heads.entries : nullptr, a.heads.heads)}};
+}
+
+template <class T>
+DIFFATTN_INLINE bool intersects_input(byte_range r, const forward_args<T>& a) noexcept {
+  bool hit = intersect(r, bytes_of(a.q)) || intersect(r, bytes_of(a.k)) || intersect(r, bytes_of(a.v));
+  for (const byte_range& p : parameters_of(a).ranges) hit |= intersect(r, p);
+  return hit;
+}
+
+/// A coefficient: there, made for this call, and of strides that do not overflow.
+template <class T>
+DIFFATTN_INLINE status coefficient(const lambda_view<T>& x, const forward_args<T>& a, status missing, status shape) noexcept {
+  const bool empty = a.out.batch == 0 || a.out.tokens == 0;
+  if (!x.is_given() && !empty) return missing;
+  if (!x.fits(a.out.tokens, a.out.heads)) return shape;
+  const token_head_view<const T>& v = x.array();
+  const index_t extents[3] = {capped_product(a.out.batch, v.batch_stride), capped_product(a.out.tokens, v.token_stride),
+                              capped_product(a.out.heads, v.head_stride)};
+  for (const index_t e : extents)
+    if (e >= limit / 64) return shape;
+  return status::ok;
+}
+
 /// Optional outputs: distinct elements, away from everything else.
 template <class T>
 DIFFATTN_INLINE status optional_outputs(const forward_args<T>& a) noexcept {
   const tensor_view<T>* const raw[2] = {&a.out1, &a.out2};
   const token_head_view<T>* const lse[2] = {&a.lse1, &a.lse2};
-  const byte_range inputs[3] = {bytes_of(a.q), bytes_of(a.k), bytes_of(a.v)};
   byte_range outputs[5] = {bytes_of(a.out)};
   int known = 1;
   const auto clashes = [&](byte_range r) {
-    bool hit = false;
-    for (const byte_range& other : inputs) hit |= intersect(r, other);
+    bool hit = intersects_input(r, a);
     for (int i = 0; i < known; ++i) hit |= intersect(r, outputs[i]);
     outputs[known++] = r;
     return hit;
@@ -217,6 +268,7 @@ DIFFATTN_INLINE status optional_outputs(const forward_args<T>& a) noexcept {
 /// All that both kinds of call share.
 template <class T>
 DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
+  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>, "diffattn computes in float or double");
   status s = tensor(a.q, status::q_null, status::q_size, status::q_width_stride);
   if (s == status::ok) s = tensor(a.k, status::k_null, status::k_size, status::k_width_stride);
   if (s == status::ok) s = tensor(a.v, status::v_null, status::v_size, status::v_width_stride);
@@ -229,9 +281,9 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
   if (a.out.tokens != a.q.tokens) return status::out_tokens;
   if (a.k.width != a.q.width) return status::k_width;
   if ((s = heads(a)) != status::ok) return s;
-  if (!a.lambda.given) return status::lambda_missing;
-  if (!a.alpha.given) return status::alpha_missing;
-  if (!std::isfinite(a.scale)) return status::scale_not_finite;
+  if ((s = coefficient(a.lambda, a, status::lambda_missing, status::lambda_shape)) != status::ok) return s;
+  if ((s = coefficient(a.alpha, a, status::alpha_missing, status::alpha_shape)) != status::ok) return s;
+  if (!std::isfinite(a.scale * T(1.5))) return status::scale_not_finite;  // the kernels use scale · log2 e
   if (!std::isfinite(a.norm.eps) || a.norm.eps < T(0)) return status::norm_eps;
   if (!std::isfinite(a.norm.gain)) return status::norm_gain;
   if (a.norm.bias && a.norm.kind != norm_kind::group) return status::norm_bias;
@@ -240,7 +292,14 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
   if (may_overlap(a.out, a.q)) return status::out_overlaps_q;
   if (may_overlap(a.out, a.k)) return status::out_overlaps_k;
   if (may_overlap(a.out, a.v)) return status::out_overlaps_v;
+  for (const byte_range& p : parameters_of(a).ranges)
+    if (intersect(bytes_of(a.out), p)) return status::out_overlaps_parameter;
   return optional_outputs(a);
+}
+
+/// The number of workers of an executor.
+DIFFATTN_INLINE status workers(index_t n) noexcept {
+  return n < 1 ? status::executor_workers : n > max_workers ? status::workspace_overflow : status::ok;
 }
 
 /// The memory of a call: large enough, and apart from every tensor.
@@ -252,9 +311,9 @@ DIFFATTN_INLINE status memory(const forward_args<T>& a, workspace w, std::size_t
   if (w.bytes < needed) return status::workspace_too_small;
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(w.data);
   const byte_range mine{at, at + w.bytes};
-  const bool hit = intersect(mine, bytes_of(a.q)) || intersect(mine, bytes_of(a.k)) || intersect(mine, bytes_of(a.v)) ||
-                   intersect(mine, bytes_of(a.out)) || intersect(mine, bytes_of(a.out1)) || intersect(mine, bytes_of(a.out2)) ||
-                   intersect(mine, bytes_of(a.lse1, a.out)) || intersect(mine, bytes_of(a.lse2, a.out));
+  const bool hit = intersects_input(mine, a) || intersect(mine, bytes_of(a.out)) || intersect(mine, bytes_of(a.out1)) ||
+                   intersect(mine, bytes_of(a.out2)) || intersect(mine, bytes_of(a.lse1, a.out)) ||
+                   intersect(mine, bytes_of(a.lse2, a.out));
   return hit ? status::workspace_overlap : status::ok;
 }
 

@@ -8,8 +8,8 @@
 //
 // Both are inline, so users write `diffattn::forward`. The second one makes two objects of one program that were compiled
 // for different processors keep their own copies: without the instruction set in the symbol the linker would merge
-// them and could hand AVX-512 code to a processor that lacks it. Functions of the first namespace are always inlined for
-// the same reason.
+// them and could hand AVX-512 code to a processor that lacks it. Functions of the first namespace are inlined for the
+// same reason (all of them from -O1 on).
 
 #define DIFFATTN_VERSION_MAJOR 0
 #define DIFFATTN_VERSION_MINOR 1
@@ -70,9 +70,14 @@
 #else
 #define DIFFATTN_ISA_BMI
 #endif
-#define DIFFATTN_PASTE_(a, b, c) a##b##c
-#define DIFFATTN_PASTE(a, b, c) DIFFATTN_PASTE_(a, b, c)
-#define DIFFATTN_ISA DIFFATTN_PASTE(DIFFATTN_ISA_BASE, DIFFATTN_ISA_FMA, DIFFATTN_ISA_BMI)
+#if defined(__AVX512VBMI2__)
+#define DIFFATTN_ISA_VBMI _vbmi2
+#else
+#define DIFFATTN_ISA_VBMI
+#endif
+#define DIFFATTN_PASTE_(a, b, c, d) a##b##c##d
+#define DIFFATTN_PASTE(a, b, c, d) DIFFATTN_PASTE_(a, b, c, d)
+#define DIFFATTN_ISA DIFFATTN_PASTE(DIFFATTN_ISA_BASE, DIFFATTN_ISA_FMA, DIFFATTN_ISA_BMI, DIFFATTN_ISA_VBMI)
 
 #define DIFFATTN_NAMESPACE_BEGIN \
   namespace diffattn {           \

@@ -88,12 +88,20 @@ template <class Derived>
 DIFFATTN_INLINE auto view(Eigen::DenseBase<Derived>& m, index_t heads, index_t batch = 1) noexcept {
   return eigen::matrix_view(m.derived().data(), m.derived(), heads, batch);
 }
+/// A constant matrix gives a view of constant data; a Map, Ref or Block, often a temporary, one of what it refers to.
 template <class Derived>
 DIFFATTN_INLINE auto view(const Eigen::DenseBase<Derived>& m, index_t heads, index_t batch = 1) noexcept {
-  return eigen::matrix_view(m.derived().data(), m.derived(), heads, batch);
+  using scalar = typename Derived::Scalar;
+  constexpr bool owns = std::is_base_of_v<Eigen::PlainObjectBase<Derived>, Derived>;
+  constexpr bool writable = !owns && (static_cast<int>(Derived::Flags) & static_cast<int>(Eigen::LvalueBit)) != 0;
+  using element = std::conditional_t<writable, scalar, const scalar>;
+  return eigen::matrix_view(const_cast<element*>(m.derived().data()), m.derived(), heads, batch);
 }
-/// A temporary matrix would be gone before the call reads it. (Temporary Maps, Refs and Blocks are fine.)
+/// A temporary matrix would be gone before the call reads it. Temporary Maps, Refs and Blocks are fine as long as what they
+/// refer to lives on, which nobody can check here.
 template <class T, int R, int C, int O, int MR, int MC>
 void view(const Eigen::Matrix<T, R, C, O, MR, MC>&& m, index_t heads, index_t batch = 1) = delete;
+template <class T, int R, int C, int O, int MR, int MC>
+void view(const Eigen::Array<T, R, C, O, MR, MC>&& m, index_t heads, index_t batch = 1) = delete;
 
 DIFFATTN_NAMESPACE_END

@@ -18,10 +18,9 @@ DIFFATTN_ISA_NAMESPACE_BEGIN
 template <int Maps, class T, class Executor>
 inline status run(const forward_args<T>& args, workspace scratch, Executor& executor) noexcept {
   const index_t workers = executor.workers();
-  if (workers < 1) return status::executor_workers;
-  if (workers > checks::max_workers) return status::workspace_overflow;
+  if (const status s = checks::workers(workers); s != status::ok) return s;
   if (const status s = checks::memory(args, scratch, schedule::panels_bytes<Maps>(args, workers)); s != status::ok) return s;
-  schedule::run_panels<Maps>(args, scratch, executor);
+  schedule::run_panels<Maps>(args, scratch, executor, workers);
   return status::ok;
 }
 
@@ -34,7 +33,8 @@ inline status check(const forward_args<T>& args) noexcept {
 /// Bytes of workspace for an executor with `workers` workers, exactly; 0 if the arguments are wrong or nothing is to be done.
 template <class T>
 inline std::size_t workspace_bytes(const forward_args<T>& args, index_t workers = 1) noexcept {
-  return check(args) == status::ok ? schedule::panels_bytes<2>(args, workers) : 0;
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok;
+  return valid ? schedule::panels_bytes<2>(args, workers) : 0;
 }
 
 /// Computes args.out. Serial unless an executor is given. Masked keys and values are not read into any sum; a row that may see

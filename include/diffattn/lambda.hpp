@@ -48,35 +48,55 @@ DIFFATTN_INLINE double lambda_from_gate(double logit) noexcept {
 }
 
 /// A coefficient as a call reads it: one number, one per head, or one per batch entry, token and head. Converts from a
-/// number; a default-constructed one is "not given", which `check` refuses for λ.
+/// number; a default-constructed one is "not given", which `check` refuses.
 template <class T>
-struct lambda_view {
-  T value = T(0);
-  token_head_view<const T> values;  ///< used if values.data is not null
-  bool is_gate = false;             ///< the numbers are gate logits: λ = sigmoid
-  bool given = false;
+class lambda_view {
+ public:
+  static constexpr index_t any = -1;
 
-  constexpr lambda_view() noexcept = default;
-  constexpr lambda_view(T scalar) noexcept : value(scalar), given(true) {}  // NOLINT: a number is a λ
-  constexpr lambda_view(token_head_view<const T> v, bool gate) noexcept : values(v), is_gate(gate), given(true) {}
+  DIFFATTN_INLINE constexpr lambda_view() noexcept = default;
+  DIFFATTN_INLINE constexpr lambda_view(T number) noexcept : kind_(kind::number), number_(number) {}  // NOLINT: a number is a λ
 
   /// One number per differential head: [heads].
-  static DIFFATTN_INLINE lambda_view per_head(const T* data) noexcept { return {{data, 0, 0, 1}, false}; }
-  /// [batch, tokens, heads], contiguous; tokens are the query tokens.
+  static DIFFATTN_INLINE lambda_view per_head(const T* data) noexcept { return {{data, 0, 0, 1}, any, any, false}; }
+  /// [batch, tokens, heads], contiguous; tokens are the query tokens, heads the differential heads.
   static DIFFATTN_INLINE lambda_view per_token(const T* data, index_t tokens, index_t heads) noexcept {
-    return {{data, tokens * heads, heads, 1}, false};
+    return {{data, tokens * heads, heads, 1}, tokens, heads, false};
   }
   /// Gate logits [batch, tokens, heads], contiguous; the call takes their sigmoid.
   static DIFFATTN_INLINE lambda_view gate(const T* logits, index_t tokens, index_t heads) noexcept {
-    return {{logits, tokens * heads, heads, 1}, true};
+    return {{logits, tokens * heads, heads, 1}, tokens, heads, true};
   }
-  /// Any strides, 0 broadcasts.
-  static DIFFATTN_INLINE lambda_view strided(token_head_view<const T> v, bool gate = false) noexcept { return {v, gate}; }
+  /// Any strides, 0 broadcasts; `gate` as above.
+  static DIFFATTN_INLINE lambda_view strided(token_head_view<const T> v, bool gate = false) noexcept {
+    return {v, any, any, gate};
+  }
 
-  DIFFATTN_INLINE T at(index_t b, index_t t, index_t h) const noexcept {
-    const T x = values.data ? values.at(b, t, h) : value;
-    return is_gate ? static_cast<T>(lambda_from_gate(static_cast<double>(x))) : x;
+  DIFFATTN_INLINE bool is_given() const noexcept { return kind_ == kind::number || array_.data != nullptr; }
+  /// The array behind it; data is null for a number.
+  DIFFATTN_INLINE const token_head_view<const T>& array() const noexcept { return array_; }
+  /// Was it made for this many tokens and heads?
+  DIFFATTN_INLINE bool fits(index_t tokens, index_t heads) const noexcept {
+    return (tokens_ == any || tokens_ == tokens) && (heads_ == any || heads_ == heads);
   }
+
+  /// The coefficient of query token t in differential head h, the gate applied.
+  DIFFATTN_INLINE T at(index_t b, index_t t, index_t h) const noexcept {
+    const T x = kind_ == kind::array ? array_.at(b, t, h) : number_;
+    return is_gate_ ? static_cast<T>(lambda_from_gate(static_cast<double>(x))) : x;
+  }
+
+ private:
+  enum class kind { missing, number, array };
+
+  DIFFATTN_INLINE lambda_view(token_head_view<const T> v, index_t tokens, index_t heads, bool gate) noexcept
+      : kind_(kind::array), is_gate_(gate), array_(v), tokens_(tokens), heads_(heads) {}
+
+  kind kind_ = kind::missing;
+  bool is_gate_ = false;
+  T number_ = T(0);
+  token_head_view<const T> array_;
+  index_t tokens_ = any, heads_ = any;
 };
 
 DIFFATTN_NAMESPACE_END

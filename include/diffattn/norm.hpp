@@ -10,7 +10,7 @@ DIFFATTN_NAMESPACE_BEGIN
 enum class norm_kind {
   rms,    ///< x / sqrt(mean(x²) + eps) * weight: what every published version 1 model does under the name "group norm"
   group,  ///< (x - mean(x)) / sqrt(var(x) + eps) * weight + bias: group norm proper, one group per head
-  none    ///< version 2
+  none    ///< version 2; weight and gain still apply
 };
 
 /// Norm over the `width` channels of one head of one token, weight shared by all heads, then times `gain` (1 - λ_init in

@@ -46,7 +46,9 @@ enum class status {
   out_heads,
   heads_value_layout,
   lambda_missing,
+  lambda_shape,
   alpha_missing,
+  alpha_shape,
   scale_not_finite,
   norm_eps,
   norm_gain,
@@ -59,6 +61,7 @@ enum class status {
   out_overlaps_q,
   out_overlaps_k,
   out_overlaps_v,
+  out_overlaps_parameter,
   lse_strides,
   lse_overlap,
   raw_out_shape,
@@ -94,7 +97,7 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::out_tokens: return "out: tokens differ from those of q";
     case status::k_width: return "k: width differs from that of q";
     case status::out_width: return "out: width differs from that of the value (twice v's width for two narrow value heads)";
-    case status::heads_missing: return "heads: no head map given, or a count is not positive";
+    case status::heads_missing: return "heads: no head map given, or a count is not within [1, 2^24]";
     case status::heads_table_null: return "heads: the table is null";
     case status::heads_kv_groups:
       return "heads: the number of heads is no multiple of the key/value heads or of the signal heads to a noise head";
@@ -104,9 +107,11 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::v_heads: return "v: number of heads does not fit the head map";
     case status::out_heads: return "out: number of heads does not fit the head map";
     case status::heads_value_layout: return "heads: some heads read one value head and others two";
-    case status::lambda_missing: return "lambda: not given";
-    case status::alpha_missing: return "alpha: not given";
-    case status::scale_not_finite: return "scale: not a finite number";
+    case status::lambda_missing: return "lambda: not given, or its array is null";
+    case status::lambda_shape: return "lambda: its array is for other tokens or heads than out, or its strides overflow";
+    case status::alpha_missing: return "alpha: not given, or its array is null";
+    case status::alpha_shape: return "alpha: its array is for other tokens or heads than out, or its strides overflow";
+    case status::scale_not_finite: return "scale: not a finite number, or above the largest one over log2(e)";
     case status::norm_eps: return "norm.eps: negative or not a finite number";
     case status::norm_gain: return "norm.gain: not a finite number";
     case status::norm_bias: return "norm.bias: only norm_kind::group has a bias";
@@ -118,6 +123,8 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::out_overlaps_q: return "out: overlaps q";
     case status::out_overlaps_k: return "out: overlaps k";
     case status::out_overlaps_v: return "out: overlaps v";
+    case status::out_overlaps_parameter:
+      return "out: overlaps lambda, alpha, norm.weight, norm.bias, mask.key_ranges or the head table";
     case status::lse_strides: return "lse: two elements share an address";
     case status::lse_overlap: return "lse: overlaps another argument";
     case status::raw_out_shape: return "out1/out2: shape or width stride differs from that of out";

@@ -26,7 +26,8 @@ struct tensor_view {
 
   /// The first channel of one head of one token.
   DIFFATTN_INLINE T* at(index_t b, index_t t, index_t h) const noexcept {
-    return data + b * batch_stride + t * token_stride + h * head_stride;
+    // An empty tensor may be null, and an offset from null is undefined.
+    return data ? data + (b * batch_stride + t * token_stride + h * head_stride) : nullptr;
   }
 
   /// A view of mutable data is a view of constant data.

@@ -35,6 +35,8 @@ class owned_workspace {
 class arena {
  public:
   static constexpr std::size_t alignment = 64;
+  /// Sizes saturate here, so that a size that overflows is seen to be too large instead of wrapping round.
+  static constexpr std::size_t limit = std::size_t{1} << 62;
 
   /// Counts only.
   DIFFATTN_INLINE arena() noexcept = default;
@@ -42,11 +44,14 @@ class arena {
     base_ += (alignment - reinterpret_cast<std::uintptr_t>(base_) % alignment) % alignment;
   }
 
-  /// Room for `count` elements; null when counting.
+  /// Room for `count` times `size` elements; null when counting.
   template <class T>
-  DIFFATTN_INLINE T* take(std::size_t count) noexcept {
+  DIFFATTN_INLINE T* take(std::size_t size, std::size_t count = 1) noexcept {
     T* const piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += (count * sizeof(T) + alignment - 1) / alignment * alignment;
+    if (used_ >= limit || (count > 0 && size > limit / sizeof(T) / count))
+      used_ = limit;
+    else
+      used_ += (size * count * sizeof(T) + alignment - 1) / alignment * alignment;
     return piece;
   }
 

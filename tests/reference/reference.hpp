@@ -7,10 +7,11 @@
 // Beside each result stands `error`, a bound for the same number computed in a type of unit roundoff u, in units of u.
 // Roundings are taken as independent, so k of them add up to 4 √k u (Higham and Mary 2019; exceeded with probability 2
 // exp(-8)):
+//
 //   logit_j          4 √(d+4) (Σ|q k| scale + max|logit| + 1): d products, two scalings of q, the shift by the maximum
-//   weight_j / Σ     that of its logit, the weighted mean of all logits' (through the sum), 4 √n for the sum, 8 for exp and
-//   mixing Σ weight_j v_j   Σ weight_j |v_j| times that, and 4 √n again for its own additions norm             y = x / R:
-//   |x'/R' - x/R| <= (e + |x| E / R) / R', where E = rms(e) bounds R - R'; R' >= max(R - E, √eps)
+//   weight_j / Σ     that of its logit, the weighted mean of all logits' (through the sum), 4 √n for the sum, 8 for exp and mixing
+//   Σ weight_j v_j   Σ weight_j |v_j| times that, and 4 √n again for its own additions
+//   norm             y = x / R: |x'/R' - x/R| <= (e + |x| E / R) / R', where E = rms(e) bounds R - R'; R' >= max(R - E, √eps)
 
 #include <algorithm>
 #include <cmath>

@@ -111,6 +111,21 @@ TEST(EigenView, MapRefAndBlock) {
   expect_view(view(columns, 1), 1, 6, 1, 10, [&m](auto, auto i, auto, auto c) -> const float& { return m(i, 10 + c); });
 }
 
+TEST(EigenView, TemporaryMapsGiveWritableViews) {
+  using matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  matrix m = matrix::Zero(4, 8);
+  diffattn::tensor_view<float> out = diffattn::view(Eigen::Map<matrix>(m.data(), 4, 8), 2);
+  EXPECT_EQ(out.data, m.data());
+  out = diffattn::view(m.rightCols(4), 2);
+  EXPECT_EQ(out.data, m.data() + 4);
+  EXPECT_EQ(out.token_stride, 8);
+  const matrix& constant = m;
+  using constant_view = diffattn::tensor_view<const float>;
+  static_assert(std::is_same_v<decltype(diffattn::view(constant, 2)), constant_view>);
+  static_assert(std::is_same_v<decltype(diffattn::view(constant.rightCols(4), 2)), constant_view>);
+  static_assert(std::is_same_v<decltype(diffattn::view(Eigen::Map<const matrix>(m.data(), 4, 8), 2)), constant_view>);
+}
+
 TEST(EigenView, ColumnMajorMatrixTransposed) {
   column_matrix m(20, 6);  // a token in each column
   auto t = m.transpose();

@@ -21,7 +21,7 @@ DIFFATTN_INLINE vec<T> inverse_or_zero(vec<T> l) noexcept {
 /// Coefficients of the unnormalised weights P₁, P₂ of sums l₁, l₂:  α P₁/l₁ - λ P₂/l₂ = s · (c₁ P₁ - c₂ P₂).
 ///
 /// One of c₁, c₂ is exactly 1, that of the larger factor. So equal maps with equal factors cancel to exactly 0, λ = 0 leaves
-/// P₁ untouched, and neither a huge nor a tiny factor overflows. A map without keys (l = 0, weights 0) is left out.
+/// P₁ untouched, and a huge or tiny ratio of the factors does not overflow. A map without keys (l = 0, weights 0) is left out.
 template <class T>
 DIFFATTN_INLINE void mix(vec<T> alpha, vec<T> lambda, vec<T> l1, vec<T> l2, vec<T>& c1, vec<T>& c2, vec<T>& s) noexcept {
   const vec<T> zero = simd::broadcast(T(0)), one = simd::broadcast(T(1));

@@ -98,7 +98,7 @@ class group {
     const index_t panels = (job.dv + panel_channels - 1) / panel_channels;
     const T* const values = job.packed + (chunk - job.first_chunk) * packed_chunk_size<T>(job.dv) +
                             (keys.begin - chunk * chunk_keys) * panel_channels;
-    const auto tiles = [=](auto tile, auto hidden, index_t from, const visible_lanes<T, Vectors>* visible) {
+    const auto tiles = [&](auto tile, auto hidden, index_t from, const visible_lanes<T, Vectors>* visible) {
       index_t panel = from;
       for (; panel + tile() <= panels; panel += tile()) {
         if (ahead_1) prefetch_part(ahead_1, panel, tile(), panels), prefetch_part(ahead_2, panel, tile(), panels);

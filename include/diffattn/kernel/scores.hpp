@@ -5,9 +5,9 @@
 //
 // Scores are in log2 units (the packed queries carry scale · log2 e). Each lane keeps a `shift` near its maximum; a tile's
 // accumulators start at -shift, which makes the subtraction free. The shift need not be the exact maximum: float has room
-// for weights up to 2^rise_limit, so it is raised only when a score exceeds it by more than that, which on real data happens
-// once, in the first block. A raise is a whole number of log2 units, so every rescaling is exact and the result does not depend
-// on when it happens.
+// for weights up to 2^rise_limit, so after the first keys it is raised only when a score exceeds it by more than that, which
+// real data rarely does. A raise is a whole number of log2 units, so every rescaling is exact and the result does not depend on
+// when it happens.
 
 #include <limits>
 
@@ -17,7 +17,8 @@
 DIFFATTN_ISA_NAMESPACE_BEGIN
 namespace kernel {
 
-/// How far a score may exceed the shift: weights below 2^16 leave 2^111 of float's range to the values and their sums.
+/// How far a score may exceed the shift: weights below 2^16 leave 2^111 = 2.6e33 of float's range to the sums of values, that
+/// is 2.6e33 / keys to each value in the worst case.
 inline constexpr int rise_limit = 16;
 
 /// The running softmax of one map, a lane for each query.
@@ -109,7 +110,7 @@ DIFFATTN_INLINE bool rises(const softmax_state<T, Vectors>& state) noexcept {
   return any;
 }
 
-/// Raises the shift of every lane whose block maximum exceeds the limit, by whole log2 units. All that the lane has
+/// Raises the shift of every lane whose block maximum exceeds the limit. All that the lane has
 /// accumulated so far, the sum, `rows` × Vectors registers at `weights` and `channels` × Vectors at `out`, is scaled down to
 /// match. Rare, so out of line.
 template <int Vectors, class T>
@@ -120,7 +121,9 @@ DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index
   for (int v = 0; v < Vectors; ++v) {
     const vec<T> top = simd::load(state.top + v * w), limit = simd::load(state.limit + v * w);
     const auto rises = top > limit;
-    const vec<T> step = simd::select<T>(rises, simd::nearest<T>(top), zero);
+    // The first keys have nothing to rescale, so the shift may be their maximum itself: the weight of a row's only key is then
+    // exactly 1, and two such maps cancel exactly. Later it moves by whole units.
+    const vec<T> step = simd::select<T>(rises, simd::select<T>(limit > zero, simd::nearest<T>(top), top), zero);
     // A lane that has seen no key has accumulated zeros: any factor would do, but 2^(-step) may overflow.
     const vec<T> factor = simd::select<T>(limit > zero, simd::exp2<T>(zero - step), one);
     for (index_t j = 0; j < count; ++j) {

@@ -95,7 +95,7 @@ inline panel_plan<T> plan_panels(const forward_args<T>& a, index_t workers, aren
   arena one_worker;
   carve_scratch<Maps>(p, one_worker);
   p.worker_elements = one_worker.bytes() / sizeof(T);
-  p.worker_memory = memory.take<T>(static_cast<std::size_t>(workers) * p.worker_elements);
+  p.worker_memory = memory.take<T>(p.worker_elements, static_cast<std::size_t>(workers));
   return p;
 }
 
@@ -176,9 +176,9 @@ inline std::size_t panels_bytes(const forward_args<T>& a, index_t workers) noexc
 }
 
 template <int Maps, class T, class Executor>
-inline void run_panels(const forward_args<T>& a, workspace w, Executor& executor) {
+inline void run_panels(const forward_args<T>& a, workspace w, Executor& executor, index_t workers) {
   arena memory(w.data);
-  const panel_plan<T> p = plan_panels<Maps>(a, executor.workers(), memory);
+  const panel_plan<T> p = plan_panels<Maps>(a, workers, memory);
   const index_t all_units = a.q.batch * p.units;
   for (index_t h = 0, u = 0; h < p.heads && all_units > 0; ++h)
     if (h == 0 || !same_values(a.heads[h], a.heads[h - 1])) p.first_head[u++] = h;

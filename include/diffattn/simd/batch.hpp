@@ -147,6 +147,19 @@ DIFFATTN_INLINE vec<T> load_pinned(const T* p) noexcept {
 #endif
 }
 
+/// x, but the compiler does not know: sums on its two sides are not reassociated. Clang defines no macro under
+/// -fassociative-math and -funsafe-math-optimizations, so config.hpp cannot refuse them.
+template <class T>
+DIFFATTN_INLINE vec<T> opaque(vec<T> x) noexcept {
+#if defined(__clang__) && defined(__x86_64__)
+  auto bits = x.data;
+  asm("" : "+x"(bits));
+  return vec<T>(bits);
+#else
+  return x;
+#endif
+}
+
 DIFFATTN_INLINE void prefetch(const void* p) noexcept {
 #if defined(__GNUC__)
   __builtin_prefetch(p);

@@ -147,16 +147,18 @@ DIFFATTN_INLINE vec<T> load_pinned(const T* p) noexcept {
 #endif
 }
 
-/// x, but the compiler does not know: sums on its two sides are not reassociated. Clang defines no macro under
-/// -fassociative-math and -funsafe-math-optimizations, so config.hpp cannot refuse them.
+/// sum = x + offset and rest = x - (sum - offset), with these roundings. Clang defines no macro under -fassociative-math and
+/// -funsafe-math-optimizations, so config.hpp cannot refuse them there; the pragma holds for the operators written here.
 template <class T>
-DIFFATTN_INLINE vec<T> opaque(vec<T> x) noexcept {
-#if defined(__clang__) && defined(__x86_64__)
-  auto bits = x.data;
-  asm("" : "+x"(bits));
-  return vec<T>(bits);
+DIFFATTN_INLINE void split(vec<T> x, vec<T> offset, vec<T>& sum, vec<T>& rest) noexcept {
+#if defined(__clang__)
+#pragma clang fp reassociate(off)
+  const auto bits = x.data + offset.data;
+  rest = vec<T>(x.data - (bits - offset.data));
+  sum = vec<T>(bits);
 #else
-  return x;
+  sum = x + offset;
+  rest = x - (sum - offset);
 #endif
 }
 

@@ -62,8 +62,8 @@ template <class T>
 DIFFATTN_INLINE vec<T> exp2(vec<T> x) noexcept {
   using k = exp2_constants<T>;
   x = at_least<T>(broadcast(-k::bias), x);
-  const vec<T> t = opaque<T>(x + broadcast(k::round));
-  const vec<T> f = x - opaque<T>(t - broadcast(k::round));
+  vec<T> t, f;
+  split<T>(x, broadcast(k::round), t, f);
   vec<T> p = broadcast(k::c[k::degree]);
   DIFFATTN_UNROLL
   for (int i = k::degree - 1; i >= 0; --i) p = fma<T>(p, f, broadcast(k::c[i]));

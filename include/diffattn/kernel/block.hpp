@@ -32,9 +32,6 @@ constexpr index_t weight_span(index_t lo, index_t hi) noexcept {
   return hi - lo / chunk_keys * chunk_keys;
 }
 
-/// Up to here the weights of a block (256 bytes a key) stay in a 512 KiB L2 by themselves.
-inline constexpr index_t cached_keys = 2048;
-
 template <int Maps, int Vectors, class T>
 DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch<T>& scratch) noexcept {
   using group_t = group<Maps, Vectors, T>;

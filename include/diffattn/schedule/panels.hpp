@@ -162,10 +162,10 @@ inline void block_task(const forward_args<T>& a, const panel_plan<T>& p, index_t
   }
   arena memory(p.worker_memory + static_cast<std::size_t>(worker) * p.worker_elements);
   const kernel::block_scratch<T> scratch = carve_scratch<Maps>(p, memory);
-  if (job.rows <= simd::lanes<T>)
+  if (kernel::group_vectors<T>(job.rows, visible[job.rows - 1].end - visible[0].begin) == 1)
     kernel::attend_block<Maps, 1>(job, scratch);
   else
-    kernel::attend_block<Maps, kernel::full_vectors>(job, scratch);
+    kernel::attend_block<Maps, 2>(job, scratch);
 }
 
 template <int Maps, class T>

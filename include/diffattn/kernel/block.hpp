@@ -40,7 +40,7 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
   const index_t lo = job.visible[0].begin / chunk_keys * chunk_keys, hi = job.visible[job.rows - 1].end;
   const index_t span = Maps == 1 ? chunk_keys : hi - lo;  // keys whose weights are kept
 
-  group_t groups[(block_rows + lanes - 1) / lanes];
+  group_t groups[(max_block_rows + lanes - 1) / lanes];
   for (index_t i = 0; i < count; ++i)
     groups[i].start(job, i * lanes, scratch.queries + i * Maps * job.d * lanes,
                     scratch.out + i * padded_channels(job.dv) * lanes);

@@ -25,6 +25,7 @@ inline constexpr index_t blocks_per_worker = 256;
 template <class T>
 struct panel_plan {
   index_t d = 0, dv = 0, q_len = 0, kv_len = 0, heads = 0;
+  index_t block_rows = 0;
   index_t row_blocks = 0;
   index_t units = 0;              ///< value units of one batch entry
   index_t wave_units = 0;         ///< units of a wave, over all batch entries
@@ -50,7 +51,7 @@ DIFFATTN_INLINE key_range keys_of_rows(const attention_mask& mask, index_t q_len
 /// The pieces of one worker's scratch, counted or carved.
 template <int Maps, class T>
 DIFFATTN_INLINE kernel::block_scratch<T> carve_scratch(const panel_plan<T>& p, arena& memory) noexcept {
-  const auto take = [&memory](index_t n) { return memory.take<T>(static_cast<std::size_t>(n * kernel::block_rows)); };
+  const auto take = [&](index_t n) { return memory.take<T>(static_cast<std::size_t>(n * p.block_rows)); };
   kernel::block_scratch<T> s;
   s.queries = take(Maps * p.d);
   s.weights = take(Maps == 1 ? kernel::chunk_keys : Maps * p.span);
@@ -78,13 +79,14 @@ inline panel_plan<T> plan_panels(const forward_args<T>& a, index_t workers, aren
     const index_t chunks = (kernel::weight_span(all.begin, all.end) + kernel::chunk_keys - 1) / kernel::chunk_keys;
     if (chunks > p.chunks) p.chunks = chunks;
   }
-  p.row_blocks = (p.q_len + kernel::block_rows - 1) / kernel::block_rows;
   // A window bounds what one block sees; otherwise it may see all that the call does.
   p.span = p.chunks * kernel::chunk_keys;
   if (a.mask.causal && a.mask.window != attention_mask::unlimited) {
-    const index_t reach = kernel::chunk_keys + kernel::block_rows;
+    const index_t reach = kernel::chunk_keys + kernel::max_block_rows;
     if (a.mask.window < p.span - reach) p.span = a.mask.window + reach;
   }
+  p.block_rows = kernel::block_rows(p.span * (Maps * p.d + p.dv) * static_cast<index_t>(sizeof(T)));
+  p.row_blocks = (p.q_len + p.block_rows - 1) / p.block_rows;
   const index_t all_units = a.q.batch * p.units, unit_blocks = most_heads * p.row_blocks;
   p.wave_units = workers == 1 ? 1 : (workers * blocks_per_worker + unit_blocks - 1) / unit_blocks;
   if (p.wave_units > all_units) p.wave_units = all_units;
@@ -132,18 +134,18 @@ inline void block_task(const forward_args<T>& a, const panel_plan<T>& p, index_t
   }
   const index_t b = (first_unit + slot) / p.units;
   const index_t block = a.mask.causal ? p.row_blocks - 1 - task % p.row_blocks : task % p.row_blocks;
-  const index_t row = block * kernel::block_rows;
+  const index_t row = block * p.block_rows;
   const head_indices i = a.heads[head];
 
   kernel::block_job<T> job;
   job.q[0] = a.q.at(b, row, i.query_1), job.q[1] = a.q.at(b, row, i.query_2);
   job.k[0] = a.k.at(b, 0, i.key_1), job.k[1] = a.k.at(b, 0, i.key_2);
   job.q_stride = a.q.token_stride, job.k_stride = a.k.token_stride;
-  job.rows = p.q_len - row < kernel::block_rows ? p.q_len - row : kernel::block_rows, job.d = p.d, job.dv = p.dv;
+  job.rows = p.q_len - row < p.block_rows ? p.q_len - row : p.block_rows, job.d = p.d, job.dv = p.dv;
   const double scale = a.scale == T(0) ? 1 / std::sqrt(static_cast<double>(p.d)) : static_cast<double>(a.scale);
   job.scale = static_cast<T>(scale * 1.44269504088896340736);  // log2 e
-  key_range visible[kernel::block_rows];
-  T alpha[kernel::block_rows], lambda[kernel::block_rows];
+  key_range visible[kernel::max_block_rows];
+  T alpha[kernel::max_block_rows], lambda[kernel::max_block_rows];
   for (index_t r = 0; r < job.rows; ++r) {
     visible[r] = visible_keys(a.mask, p.q_len, p.kv_len, b, row + r);
     if constexpr (Maps == 2) alpha[r] = a.alpha.at(b, row + r, head), lambda[r] = a.lambda.at(b, row + r, head);

@@ -54,12 +54,10 @@ TYPED_TEST(Forward, LongContexts) {
         s.norm = diffattn::norm_kind::rms, s.raw = q_len == 33;
         problem<TypeParam>(s).verify();
       }
-  // Keys and values beyond 16 MiB: blocks of 64 rows, full, one row short, and with a tail.
-  for (const index_t q_len : std::initializer_list<index_t>{63, 64, 97}) {
-    spec s;
-    s.q_len = q_len, s.kv_len = 9001, s.d = 130, s.width = 211, s.causal = true, s.norm = diffattn::norm_kind::rms;
-    problem<TypeParam>(s).verify();
-  }
+  // Keys and values beyond 16 MiB: a block of 64 rows and one of 33.
+  spec s;
+  s.q_len = 97, s.kv_len = 9001, s.d = 130, s.width = 211, s.causal = true, s.norm = diffattn::norm_kind::rms;
+  problem<TypeParam>(s).verify();
 }
 
 TYPED_TEST(Forward, Widths) {

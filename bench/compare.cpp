@@ -205,7 +205,8 @@ class table {
         to << '\t' << time(c, s) * 1e3;
       for (const contender c : {contender::differential, contender::standard, contender::unfused})
         to << '\t' << (find(c, s) ? find(c, s)->best_fraction() * 100 : std::nan(""));
-      to << '\t' << problems.at(s.suffix("float"))->error() << '\n';
+      const auto& p = *problems.at(s.suffix("float"));
+      to << '\t' << p.error() << '\t' << p.unfused_error() << '\n';
     }
   }
 

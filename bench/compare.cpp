@@ -197,7 +197,7 @@ class table {
   void write(const std::string& path) const {
     std::ofstream to(path);
     to << "mask\td\tn\tthreads\treal\tdifferential_ms\tstandard_ms\tunfused_ms\tdifferential_peak\tstandard_peak\tunfused_"
-          "peak\terror\n";
+          "peak\terror\tunfused_error\n";
     for (const shape& s : all_) {
       if (!find(contender::differential, s)) continue;
       to << (s.causal ? "causal" : "full") << '\t' << s.d << '\t' << s.n << '\t' << s.threads << '\t' << s.real;

@@ -187,7 +187,8 @@ class table {
       round.d = s.d < 96 ? 64 : s.d == 96 ? 128 : s.d;
       round.n = s.n == 197 ? 128 : s.n == 1000 ? 1024 : s.n == 4095 ? 4096 : s.n;
       if (s.real || s.threads > 1 || (round.d == s.d && round.n == s.n)) continue;
-      round.heads = round.n > 1024 ? 1 : model_width / round.d / 2;
+      for (const shape& other : all_)
+        if (other.suffix("") == round.suffix("")) round.heads = other.heads;
       ratio(to, s, time(contender::differential, s) / s.flop() / (time(contender::differential, round) / round.flop()));
     }
     std::fprintf(to, "\n");

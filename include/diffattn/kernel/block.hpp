@@ -85,6 +85,7 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
       for (index_t i = 0; i < count; ++i) {
         groups[i].take_map(map);
         groups[i].finish(job, head_norm<T>::none(), job.raw[map], job.raw_stride[map]);
+        groups[i].clear(job);
       }
     }
     for (index_t i = 0; i < count; ++i) groups[i].mix_maps(job);

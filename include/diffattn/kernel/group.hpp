@@ -65,6 +65,11 @@ class group {
     clear(job);
   }
 
+  /// Begins an output.
+  DIFFATTN_INLINE void clear(const block_job<T>& job) noexcept {
+    for (index_t e = 0; e < padded_channels(job.dv) * lanes; e += simd::lanes<T>) simd::store(out_ + e, simd::broadcast(T(0)));
+  }
+
   /// The keys of [begin, end) that some row sees.
   DIFFATTN_INLINE key_range seen(index_t begin, index_t end) const noexcept {
     return {begin > some_.begin ? begin : some_.begin, end < some_.end ? end : some_.end};
@@ -138,11 +143,10 @@ class group {
     return combined;
   }
 
-  /// Scales, normalises and stores the output, and begins the next one.
+  /// Scales, normalises and stores the output.
   DIFFATTN_INLINE void finish(const block_job<T>& job, const head_norm<T>& norm, T* to, index_t stride) noexcept {
     normalise<Vectors>(out_, job.dv, scale_, norm);
     simd::transpose<simd::transpose_order::scatter>(out_, lanes, job.dv, rows_, to + first_ * stride, stride, T(1));
-    clear(job);
   }
   /// ln Σ exp(logit) of one map, −∞ for rows without keys.
   DIFFATTN_INLINE void store_log_sum_exp(int map, T* to, index_t stride) const noexcept {
@@ -175,10 +179,6 @@ class group {
   static DIFFATTN_INLINE void prefetch_part(const T* weights, index_t panel, index_t tile, index_t panels) noexcept {
     constexpr index_t size = chunk_keys * lanes, line = 64 / sizeof(T);
     for (index_t e = panel * size / panels; e < (panel + tile) * size / panels; e += line) simd::prefetch_to_l2(weights + e);
-  }
-
-  DIFFATTN_INLINE void clear(const block_job<T>& job) noexcept {
-    for (index_t e = 0; e < padded_channels(job.dv) * lanes; e += simd::lanes<T>) simd::store(out_ + e, simd::broadcast(T(0)));
   }
 
   index_t first_, rows_;  // rows of the block

@@ -38,8 +38,11 @@ struct panel_plan {
   std::size_t worker_elements = 0;
 };
 
-DIFFATTN_INLINE bool same_values(const head_indices& a, const head_indices& b) noexcept {
-  return a.value_1 == b.value_1 && a.value_2 == b.value_2;
+/// Does differential head h begin a unit: other values than the head before?
+DIFFATTN_INLINE bool begins_unit(const head_map& heads, index_t h) noexcept {
+  if (h == 0) return true;
+  const head_indices here = heads[h], before = heads[h - 1];
+  return here.value_1 != before.value_1 || here.value_2 != before.value_2;
 }
 
 /// Keys that some row of [first, last] sees.
@@ -69,7 +72,7 @@ inline panel_plan<T> plan_panels(const forward_args<T>& a, index_t workers, aren
 
   index_t most_heads = 1, run = 0;
   for (index_t h = 0; h < p.heads; ++h) {
-    const bool starts = h == 0 || !same_values(a.heads[h], a.heads[h - 1]);
+    const bool starts = begins_unit(a.heads, h);
     run = starts ? 1 : run + 1;
     if (starts) ++p.units;
     if (run > most_heads) most_heads = run;
@@ -183,7 +186,7 @@ inline void run_panels(const forward_args<T>& a, workspace w, Executor& executor
   const panel_plan<T> p = plan_panels<Maps>(a, workers, memory);
   const index_t all_units = a.q.batch * p.units;
   for (index_t h = 0, u = 0; h < p.heads && all_units > 0; ++h)
-    if (h == 0 || !same_values(a.heads[h], a.heads[h - 1])) p.first_head[u++] = h;
+    if (begins_unit(a.heads, h)) p.first_head[u++] = h;
   if (all_units > 0) p.first_head[p.units] = p.heads;
 
   const index_t pack_tasks = (p.chunks * kernel::chunk_keys + pack_keys - 1) / pack_keys;

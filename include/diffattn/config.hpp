@@ -75,9 +75,14 @@
 #else
 #define DIFFATTN_ISA_VBMI
 #endif
-#define DIFFATTN_PASTE_(a, b, c, d) a##b##c##d
-#define DIFFATTN_PASTE(a, b, c, d) DIFFATTN_PASTE_(a, b, c, d)
-#define DIFFATTN_ISA DIFFATTN_PASTE(DIFFATTN_ISA_BASE, DIFFATTN_ISA_FMA, DIFFATTN_ISA_BMI, DIFFATTN_ISA_VBMI)
+#if defined(__F16C__)
+#define DIFFATTN_ISA_F16C _f16c
+#else
+#define DIFFATTN_ISA_F16C
+#endif
+#define DIFFATTN_PASTE_(a, b, c, d, e) a##b##c##d##e
+#define DIFFATTN_PASTE(a, b, c, d, e) DIFFATTN_PASTE_(a, b, c, d, e)
+#define DIFFATTN_ISA DIFFATTN_PASTE(DIFFATTN_ISA_BASE, DIFFATTN_ISA_FMA, DIFFATTN_ISA_BMI, DIFFATTN_ISA_VBMI, DIFFATTN_ISA_F16C)
 
 #define DIFFATTN_NAMESPACE_BEGIN \
   namespace diffattn {           \

@@ -39,7 +39,7 @@ TEST(InstructionSets, EachObjectKeepsItsOwn) {
   expect_right(isa_test::forward_baseline, isa_test::name_baseline());
   EXPECT_EQ(std::string(isa_test::name_baseline()), "sse2");
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) GTEST_SKIP() << "no AVX2 here";
-  EXPECT_EQ(std::string(isa_test::name_v3()), "avx2_fma_bmi2");
+  EXPECT_EQ(std::string(isa_test::name_v3()), "avx2_fma_bmi2_f16c");
   expect_right(isa_test::forward_v3, isa_test::name_v3());
 }
 

@@ -71,7 +71,31 @@ enum class status {
   workspace_overflow,
   workspace_null,
   workspace_too_small,
-  workspace_overlap
+  workspace_overlap,
+  rope_table,
+  rope_width,
+  rope_position,
+  cache_config,
+  cache_storage,
+  cache_memory,
+  cache_not_open,
+  cache_sequence,
+  cache_key_shape,
+  cache_value_shape,
+  cache_full,
+  cache_no_page,
+  cache_overlap,
+  cache_length,
+  cache_fork,
+  cache_heads,
+  cache_shape,
+  cache_range,
+  cache_page,
+  cache_and_tensors,
+  out_overlaps_cache,
+  schedule_unknown,
+  merge_parts,
+  merge_part_shape
 };
 
 /// One sentence that names the argument.
@@ -135,6 +159,34 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::workspace_null: return "workspace: data is null";
     case status::workspace_too_small: return "workspace: smaller than workspace_bytes";
     case status::workspace_overlap: return "workspace: overlaps another argument";
+    case status::rope_table: return "rope: the table is null, or a size is negative or odd";
+    case status::rope_width: return "rope: rotates more channels than a head has";
+    case status::rope_position: return "rope: a position lies outside the table";
+    case status::cache_config:
+      return "cache: the head map, a width, the number of sequences, the capacity or the page size is missing or too large";
+    case status::cache_storage:
+      return "cache: this storage type cannot be used here (f64 needs a call in double, and only that)";
+    case status::cache_memory: return "cache: memory is null or smaller than kv_cache_bytes";
+    case status::cache_not_open: return "cache: used before open";
+    case status::cache_sequence:
+      return "cache: no such sequence, one sequence twice, or batch differs from the number of sequences";
+    case status::cache_key_shape: return "append: k does not have the heads and width of the cache";
+    case status::cache_value_shape: return "append: v does not have the heads, width and tokens that belong to k and the cache";
+    case status::cache_full: return "append: past the capacity";
+    case status::cache_no_page: return "append: the pool has no free page left";
+    case status::cache_overlap: return "append: k or v lies in the memory of the cache";
+    case status::cache_length: return "cache: the length is not within what the sequence holds";
+    case status::cache_fork: return "fork: only paged caches share pages";
+    case status::cache_heads: return "cache: made for another head map than that of the call";
+    case status::cache_shape: return "cache: a size or stride of the view is negative, zero or too large, or a pointer is null";
+    case status::cache_range:
+      return "cache: a query may see keys that the cache does not hold (not written yet, overwritten in a ring, or discarded)";
+    case status::cache_page: return "cache: the table names a page outside the pool, or a free page";
+    case status::cache_and_tensors: return "k, v: must be left empty when a cache is given";
+    case status::out_overlaps_cache: return "out: overlaps the cache";
+    case status::schedule_unknown: return "schedule: not a schedule";
+    case status::merge_parts: return "merge: no parts, or the array of parts is null";
+    case status::merge_part_shape: return "merge: a part has other sizes than out, or a null or overlapping pointer";
   }
   return "unknown status";
 }

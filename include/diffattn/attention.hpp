@@ -13,9 +13,10 @@ template <class T>
 DIFFATTN_INLINE forward_args<T> one_map(const attention_args<T>& a) noexcept {
   forward_args<T> f;
   f.q = a.q, f.k = a.k, f.v = a.v, f.out = a.out;
-  f.heads = head_map::single(a.out.heads, a.k.heads);
-  f.lambda = T(0);
-  f.norm = head_norm<T>::none();
+  f.cache = a.cache, f.sequences = a.sequences, f.schedule = a.schedule;
+  f.heads = head_map::single(a.out.heads, a.cache.is_given() ? a.cache.keys.heads : a.k.heads);
+  f.lambda = compute_type<T>(0);
+  f.norm = head_norm<compute_type<T>>::none();
   f.mask = a.mask, f.scale = a.scale, f.lse1 = a.lse;
   return f;
 }
@@ -32,7 +33,7 @@ inline status check(const attention_args<T>& args) noexcept {
 template <class T>
 inline std::size_t workspace_bytes(const attention_args<T>& args, index_t workers = 1) noexcept {
   const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok;
-  return valid ? schedule::panels_bytes<1>(checks::one_map(args), workers) : 0;
+  return valid ? bytes_needed<1>(checks::one_map(args), workers) : 0;
 }
 
 /// Computes args.out; see `forward` in forward.hpp for the promises.

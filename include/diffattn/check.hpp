@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "arguments.hpp"
+#include "schedule/source.hpp"
 #include "status.hpp"
 #include "workspace.hpp"
 
@@ -140,7 +141,7 @@ DIFFATTN_INLINE status tensor(const tensor_view<T>& t, status null, status size,
   return t.data == nullptr && !empty ? null : status::ok;
 }
 
-DIFFATTN_INLINE status mask(const attention_mask& m, index_t batch, index_t kv_len) noexcept {
+DIFFATTN_INLINE status mask(const attention_mask& m, index_t batch, const schedule::source& from) noexcept {
   if (m.causal && m.offset != attention_mask::align_to_end && (m.offset > 4 * limit || m.offset < -4 * limit))
     return status::mask_offset;
   if (m.window != attention_mask::unlimited) {
@@ -150,17 +151,21 @@ DIFFATTN_INLINE status mask(const attention_mask& m, index_t batch, index_t kv_l
   if (m.key_ranges)
     for (index_t b = 0; b < batch; ++b) {
       const key_range r = m.key_ranges[b];
-      if (r.begin < 0 || r.end < r.begin || r.end > kv_len) return status::mask_key_range;
+      if (r.begin < 0 || r.end < r.begin || r.end > from.length(b)) return status::mask_key_range;
     }
   return status::ok;
 }
 
-/// Everything about head counts. `signal` heads are out's, the rest must be exactly what the map reads.
-template <class T>
-DIFFATTN_INLINE status heads(const forward_args<T>& a) noexcept {
+/// The heads that a map reads: exactly these many there must be, unless it is a table.
+struct head_counts {
+  index_t queries = 0, keys = 0, values = 0;
+  bool two_values = false;
+};
+
+/// Is the map meaningful by itself?
+DIFFATTN_INLINE status heads(const head_map& m, head_counts& n) noexcept {
   using pairing = head_map::pairing;
   using grouping = head_map::grouping;
-  const head_map& m = a.heads;
   if (m.heads <= 0 || m.heads > max_heads || m.kv <= 0 || m.ratio <= 0) return status::heads_missing;
   if (m.queries == pairing::table) {
     if (!m.entries) return status::heads_table_null;
@@ -173,31 +178,107 @@ DIFFATTN_INLINE status heads(const forward_args<T>& a) noexcept {
     if (m.heads % m.ratio != 0) return status::heads_kv_groups;
     if (m.queries == pairing::grouped && m.heads / m.ratio % m.kv != 0) return status::heads_pair_across_kv_groups;
   }
-  if (a.out.heads != m.heads) return status::out_heads;
-  index_t queries = 0, keys = 0, values = 0;
   const auto raise = [](index_t& count, index_t head) {
     if (head >= count) count = head + 1;
   };
-  const bool two = m[0].value_2 >= 0;
+  n = {};
+  n.two_values = m[0].value_2 >= 0;
   for (index_t h = 0; h < m.heads; ++h) {
     const head_indices i = m[h];
-    if (i.query_1 < 0 || i.query_2 < 0) return status::q_heads;
-    if (i.key_1 < 0 || i.key_2 < 0) return status::k_heads;
-    if (i.value_1 < 0 || i.value_2 < -1) return status::v_heads;
-    if ((i.value_2 >= 0) != two) return status::heads_value_layout;
-    raise(queries, i.query_1), raise(queries, i.query_2), raise(keys, i.key_1), raise(keys, i.key_2);
-    raise(values, i.value_1), raise(values, i.value_2);
+    const auto possible = [](index_t head) { return head >= 0 && head < 2 * max_heads; };
+    if (!possible(i.query_1) || !possible(i.query_2)) return status::q_heads;
+    if (!possible(i.key_1) || !possible(i.key_2)) return status::k_heads;
+    if (!possible(i.value_1) || (i.value_2 != -1 && !possible(i.value_2))) return status::v_heads;
+    if ((i.value_2 >= 0) != n.two_values) return status::heads_value_layout;
+    raise(n.queries, i.query_1), raise(n.queries, i.query_2), raise(n.keys, i.key_1), raise(n.keys, i.key_2);
+    raise(n.values, i.value_1), raise(n.values, i.value_2);
   }
-  const bool exact = m.queries != pairing::table;  // a table may leave heads unused
-  if (queries > a.q.heads || (exact && queries != a.q.heads)) return status::q_heads;
-  if (keys > a.k.heads || (exact && keys != a.k.heads)) return status::k_heads;
-  if (values > a.v.heads || (exact && values != a.v.heads)) return status::v_heads;
-  return a.out.width == (two ? 2 * a.v.width : a.v.width) ? status::ok : status::out_width;
+  return status::ok;
+}
+
+/// Do the tensors have the heads that the map reads?
+template <class T>
+DIFFATTN_INLINE status heads(const forward_args<T>& a, const kv_rows& k, const kv_rows& v) noexcept {
+  const head_map& m = a.heads;
+  head_counts n;
+  if (const status s = heads(m, n); s != status::ok) return s;
+  if (a.out.heads != m.heads) return status::out_heads;
+  const bool exact = m.queries != head_map::pairing::table;  // a table may leave heads unused
+  if (n.queries > a.q.heads || (exact && n.queries != a.q.heads)) return status::q_heads;
+  if (n.keys > k.heads || (exact && n.keys != k.heads)) return status::k_heads;
+  if (n.values > v.heads || (exact && n.values != v.heads)) return status::v_heads;
+  return a.out.width == (n.two_values ? 2 * v.width : v.width) ? status::ok : status::out_width;
+}
+
+/// The bytes of all pages.
+DIFFATTN_INLINE byte_range bytes_of(const kv_rows& r, const kv_view& kv) noexcept {
+  const axis axes[4] = {
+      {kv.pages, r.page_stride}, {r.heads, r.head_stride}, {kv.page_tokens, r.token_stride}, {row_bytes(r.type, r.width), 1}};
+  return r.data ? bytes_of(static_cast<const unsigned char*>(r.data), axes, 4) : byte_range{};
+}
+
+/// The key rows or value rows of a cache.
+template <class T>
+DIFFATTN_INLINE status cache_rows(const kv_rows& r, const kv_view& kv) noexcept {
+  if (r.heads <= 0 || r.heads > max_heads || r.width <= 0 || r.width >= limit / 64) return status::cache_shape;
+  const index_t extents[3] = {capped_product(kv.pages, r.page_stride), capped_product(r.heads, r.head_stride),
+                              capped_product(kv.page_tokens, r.token_stride)};
+  for (const index_t e : extents)
+    if (e >= limit / 8) return status::cache_shape;
+  if (!r.data && kv.pages > 0) return status::cache_shape;
+  const int type = static_cast<int>(r.type);
+  const bool known = type >= 0 && type <= static_cast<int>(storage::q6);
+  return known && (r.type == storage::f64) == std::is_same_v<compute_type<T>, double> ? status::ok : status::cache_storage;
+}
+
+/// The cache by itself, and the sequences that the call names.
+template <class T>
+DIFFATTN_INLINE status cache(const forward_args<T>& a) noexcept {
+  const kv_view& kv = a.cache;
+  if (a.k.data || a.v.data || a.k.tokens != 0 || a.v.tokens != 0) return status::cache_and_tensors;
+  if (kv.sequences < 0 || kv.pages < 0 || kv.page_tokens <= 0 || kv.table_pages <= 0 || (!kv.table && kv.table_pages != 1) ||
+      kv.pages > std::numeric_limits<std::int32_t>::max() || capped_product(kv.sequences, kv.table_pages) >= limit / 64 ||
+      capped_product(kv.page_tokens, kv.table_pages) >= limit / 64)
+    return status::cache_shape;
+  status s = cache_rows<T>(kv.keys, kv);
+  if (s == status::ok) s = cache_rows<T>(kv.values, kv);
+  if (s != status::ok) return s;
+  if (!a.sequences && a.q.batch != kv.sequences) return status::cache_sequence;
+  for (index_t b = 0; b < a.q.batch; ++b) {
+    const index_t n = a.sequences ? a.sequences[b] : b;
+    if (n < 0 || n >= kv.sequences) return status::cache_sequence;
+    if (kv.begin(n) < 0 || kv.length(n) < kv.begin(n) || kv.length(n) >= limit / 64) return status::cache_shape;
+  }
+  return status::ok;
+}
+
+/// Are the keys that the call's queries see in the cache? Every page that holds one is looked at.
+template <class T>
+DIFFATTN_INLINE status cache_pages(const forward_args<T>& a) noexcept {
+  const kv_view& kv = a.cache;
+  for (index_t b = 0; b < a.q.batch && a.q.tokens > 0; ++b) {
+    const index_t n = a.sequences ? a.sequences[b] : b;
+    const key_range seen = schedule::keys_of_rows(a.mask, a.q.tokens, kv.length(n), b, 0, a.q.tokens - 1);
+    if (seen.begin >= seen.end) continue;
+    if (seen.begin < kv.begin(n) || kv.length(n) - seen.begin > kv.page_tokens * kv.table_pages) return status::cache_range;
+    for (index_t t = seen.begin; t < seen.end; t = (t / kv.page_tokens + 1) * kv.page_tokens) {
+      const index_t page = kv.page(n, t);
+      if (page < 0 || page >= kv.pages || (kv.references && kv.references[page] <= 0)) return status::cache_page;
+    }
+  }
+  return status::ok;
+}
+
+/// Does the call read heads in the way that the cache was filled?
+template <class T>
+DIFFATTN_INLINE bool cache_matches(const forward_args<T>& a) noexcept {
+  head_counts n;
+  return a.cache.heads.heads == 0 || (heads(a.cache.heads, n) == status::ok && same_heads(a.cache.heads, a.heads));
 }
 
 /// The small arrays that a call reads beside q, k and v.
 struct parameter_ranges {
-  byte_range ranges[6];
+  byte_range ranges[11];
 };
 
 template <class T>
@@ -208,23 +289,28 @@ DIFFATTN_INLINE parameter_ranges parameters_of(const forward_args<T>& a) noexcep
   };
   return {{bytes_of(a.lambda.array(), a.out), bytes_of(a.alpha.array(), a.out), array(a.norm.weight, a.out.width),
            array(a.norm.bias, a.out.width), array(a.mask.key_ranges, a.q.batch),
-           array(a.heads.queries == head_map::pairing::table ? a.heads.entries : nullptr, a.heads.heads)}};
+           array(a.heads.queries == head_map::pairing::table ? a.heads.entries : nullptr, a.heads.heads),
+           array(a.sequences, a.q.batch), array(a.cache.table, a.cache.sequences * a.cache.table_pages),
+           array(a.cache.lengths, a.cache.sequences), array(a.cache.begins, a.cache.sequences),
+           array(a.cache.references, a.cache.pages)}};
 }
 
 template <class T>
 DIFFATTN_INLINE bool intersects_input(byte_range r, const forward_args<T>& a) noexcept {
-  bool hit = intersect(r, bytes_of(a.q)) || intersect(r, bytes_of(a.k)) || intersect(r, bytes_of(a.v));
+  bool hit = intersect(r, bytes_of(a.q)) || intersect(r, bytes_of(a.k)) || intersect(r, bytes_of(a.v)) ||
+             intersect(r, bytes_of(a.cache.keys, a.cache)) || intersect(r, bytes_of(a.cache.values, a.cache));
   for (const byte_range& p : parameters_of(a).ranges) hit |= intersect(r, p);
   return hit;
 }
 
 /// A coefficient: there, made for this call, and of strides that do not overflow.
 template <class T>
-DIFFATTN_INLINE status coefficient(const lambda_view<T>& x, const forward_args<T>& a, status missing, status shape) noexcept {
+DIFFATTN_INLINE status coefficient(const lambda_view<compute_type<T>>& x, const forward_args<T>& a, status missing,
+                                   status shape) noexcept {
   const bool empty = a.out.batch == 0 || a.out.tokens == 0;
   if (!x.is_given() && !empty) return missing;
   if (!x.fits(a.out.tokens, a.out.heads)) return shape;
-  const token_head_view<const T>& v = x.array();
+  const token_head_view<const compute_type<T>>& v = x.array();
   const index_t extents[3] = {capped_product(a.out.batch, v.batch_stride), capped_product(a.out.tokens, v.token_stride),
                               capped_product(a.out.heads, v.head_stride)};
   for (const index_t e : extents)
@@ -232,11 +318,24 @@ DIFFATTN_INLINE status coefficient(const lambda_view<T>& x, const forward_args<T
   return status::ok;
 }
 
+/// All numbers of the epilogue.
+template <class T>
+DIFFATTN_INLINE status coefficients(const forward_args<T>& a) noexcept {
+  using real = compute_type<T>;
+  status s = coefficient(a.lambda, a, status::lambda_missing, status::lambda_shape);
+  if (s == status::ok) s = coefficient(a.alpha, a, status::alpha_missing, status::alpha_shape);
+  if (s != status::ok) return s;
+  if (!std::isfinite(a.norm.eps) || a.norm.eps < real(0)) return status::norm_eps;
+  if (!std::isfinite(a.norm.gain)) return status::norm_gain;
+  if (a.norm.bias && a.norm.kind != norm_kind::group) return status::norm_bias;
+  return status::ok;
+}
+
 /// Optional outputs: distinct elements, away from everything else.
 template <class T>
 DIFFATTN_INLINE status optional_outputs(const forward_args<T>& a) noexcept {
-  const tensor_view<T>* const raw[2] = {&a.out1, &a.out2};
-  const token_head_view<T>* const lse[2] = {&a.lse1, &a.lse2};
+  const tensor_view<compute_type<T>>* const raw[2] = {&a.out1, &a.out2};
+  const token_head_view<compute_type<T>>* const lse[2] = {&a.lse1, &a.lse2};
   byte_range outputs[5] = {bytes_of(a.out)};
   int known = 1;
   const auto clashes = [&](byte_range r) {
@@ -245,7 +344,7 @@ DIFFATTN_INLINE status optional_outputs(const forward_args<T>& a) noexcept {
     outputs[known++] = r;
     return hit;
   };
-  for (const tensor_view<T>* r : raw) {
+  for (const tensor_view<compute_type<T>>* r : raw) {
     if (!r->data) continue;
     if (r->batch != a.out.batch || r->tokens != a.out.tokens || r->heads != a.out.heads || r->width != a.out.width ||
         tensor(*r, status::raw_out_shape, status::raw_out_shape, status::raw_out_shape) != status::ok)
@@ -253,7 +352,7 @@ DIFFATTN_INLINE status optional_outputs(const forward_args<T>& a) noexcept {
     if (!distinct(*r)) return status::raw_out_strides;
     if (clashes(bytes_of(*r))) return status::raw_out_overlap;
   }
-  for (const token_head_view<T>* l : lse) {
+  for (const token_head_view<compute_type<T>>* l : lse) {
     if (!l->data) continue;
     axis axes[3] = {{a.out.batch, l->batch_stride}, {a.out.tokens, l->token_stride}, {a.out.heads, l->head_stride}};
     for (const axis& x : axes)
@@ -268,30 +367,43 @@ DIFFATTN_INLINE status optional_outputs(const forward_args<T>& a) noexcept {
 /// All that both kinds of call share.
 template <class T>
 DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
-  static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>, "diffattn computes in float or double");
+  static_assert(is_element<T>, "diffattn takes tensors of float, double, f16 and bf16");
+  const bool cached = a.cache.is_given();
   status s = tensor(a.q, status::q_null, status::q_size, status::q_width_stride);
-  if (s == status::ok) s = tensor(a.k, status::k_null, status::k_size, status::k_width_stride);
-  if (s == status::ok) s = tensor(a.v, status::v_null, status::v_size, status::v_width_stride);
+  if (cached) {
+    if (s == status::ok) s = cache(a);
+  } else {
+    if (s == status::ok) s = tensor(a.k, status::k_null, status::k_size, status::k_width_stride);
+    if (s == status::ok) s = tensor(a.v, status::v_null, status::v_size, status::v_width_stride);
+  }
   if (s == status::ok) s = tensor(a.out, status::out_null, status::out_size, status::out_width_stride);
   if (s != status::ok) return s;
-  if (a.k.batch != a.q.batch) return status::k_batch;
-  if (a.v.batch != a.q.batch) return status::v_batch;
+  if (!cached) {
+    if (a.k.batch != a.q.batch) return status::k_batch;
+    if (a.v.batch != a.q.batch) return status::v_batch;
+    if (a.v.tokens != a.k.tokens) return status::v_tokens;
+    if (a.sequences) return status::cache_sequence;
+  }
   if (a.out.batch != a.q.batch) return status::out_batch;
-  if (a.v.tokens != a.k.tokens) return status::v_tokens;
   if (a.out.tokens != a.q.tokens) return status::out_tokens;
-  if (a.k.width != a.q.width) return status::k_width;
-  if ((s = heads(a)) != status::ok) return s;
-  if ((s = coefficient(a.lambda, a, status::lambda_missing, status::lambda_shape)) != status::ok) return s;
-  if ((s = coefficient(a.alpha, a, status::alpha_missing, status::alpha_shape)) != status::ok) return s;
-  if (!std::isfinite(a.scale * T(1.5))) return status::scale_not_finite;  // the kernels use scale · log2 e
-  if (!std::isfinite(a.norm.eps) || a.norm.eps < T(0)) return status::norm_eps;
-  if (!std::isfinite(a.norm.gain)) return status::norm_gain;
-  if (a.norm.bias && a.norm.kind != norm_kind::group) return status::norm_bias;
-  if ((s = mask(a.mask, a.q.batch, a.k.tokens)) != status::ok) return s;
+  const schedule::source from(a);
+  if (from.keys().width != a.q.width) return status::k_width;
+  if ((s = heads(a, from.keys(), from.values())) != status::ok) return s;
+  if (cached && !cache_matches(a)) return status::cache_heads;
+  if ((s = coefficients(a)) != status::ok) return s;
+  if (!std::isfinite(a.scale * compute_type<T>(1.5))) return status::scale_not_finite;  // the kernels use scale · log2 e
+  if (a.schedule != schedule_choice::automatic && a.schedule != schedule_choice::panels &&
+      a.schedule != schedule_choice::stream)
+    return status::schedule_unknown;
+  if ((s = mask(a.mask, a.q.batch, from)) != status::ok) return s;
+  if (cached && (s = cache_pages(a)) != status::ok) return s;
   if (!distinct(a.out)) return status::out_strides;
   if (may_overlap(a.out, a.q)) return status::out_overlaps_q;
   if (may_overlap(a.out, a.k)) return status::out_overlaps_k;
   if (may_overlap(a.out, a.v)) return status::out_overlaps_v;
+  if (intersect(bytes_of(a.out), bytes_of(a.cache.keys, a.cache)) ||
+      intersect(bytes_of(a.out), bytes_of(a.cache.values, a.cache)))
+    return status::out_overlaps_cache;
   for (const byte_range& p : parameters_of(a).ranges)
     if (intersect(bytes_of(a.out), p)) return status::out_overlaps_parameter;
   return optional_outputs(a);

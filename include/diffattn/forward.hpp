@@ -11,16 +11,36 @@
 #include "check.hpp"
 #include "executor.hpp"
 #include "schedule/panels.hpp"
+#include "schedule/stream.hpp"
 
 DIFFATTN_ISA_NAMESPACE_BEGIN
 
-/// The call itself, for arguments that `check` accepts: one map (standard attention) or two.
+/// Output rows that share values (query rows × heads of a unit) up to which a call streams. Beyond, the work for each key
+/// exceeds what the panels' packing costs.
+inline constexpr index_t stream_rows = 32;
+
+template <class T>
+inline bool streams(const forward_args<T>& args) noexcept {
+  if (args.schedule != schedule_choice::automatic) return args.schedule == schedule_choice::stream;
+  return args.q.tokens <= stream_rows && args.q.tokens * schedule::count_units(args.heads).most_heads <= stream_rows;
+}
+
+/// Workspace of a call that `check` accepts: one map (standard attention) or two.
+template <int Maps, class T>
+inline std::size_t bytes_needed(const forward_args<T>& args, index_t workers) noexcept {
+  return streams(args) ? schedule::stream_bytes<Maps>(args, workers) : schedule::panels_bytes<Maps>(args, workers);
+}
+
+/// The call itself.
 template <int Maps, class T, class Executor>
 inline status run(const forward_args<T>& args, workspace scratch, Executor& executor) noexcept {
   const index_t workers = executor.workers();
   if (const status s = checks::workers(workers); s != status::ok) return s;
-  if (const status s = checks::memory(args, scratch, schedule::panels_bytes<Maps>(args, workers)); s != status::ok) return s;
-  schedule::run_panels<Maps>(args, scratch, executor, workers);
+  if (const status s = checks::memory(args, scratch, bytes_needed<Maps>(args, workers)); s != status::ok) return s;
+  if (streams(args))
+    schedule::run_stream<Maps>(args, scratch, executor, workers);
+  else
+    schedule::run_panels<Maps>(args, scratch, executor, workers);
   return status::ok;
 }
 
@@ -34,7 +54,7 @@ inline status check(const forward_args<T>& args) noexcept {
 template <class T>
 inline std::size_t workspace_bytes(const forward_args<T>& args, index_t workers = 1) noexcept {
   const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok;
-  return valid ? schedule::panels_bytes<2>(args, workers) : 0;
+  return valid ? bytes_needed<2>(args, workers) : 0;
 }
 
 /// Computes args.out. Serial unless an executor is given. Masked keys and values are not read into any sum; a row that may see

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "../norm.hpp"
+#include "../simd/transpose.hpp"
 #include "tile.hpp"
 
 DIFFATTN_ISA_NAMESPACE_BEGIN
@@ -33,6 +34,27 @@ DIFFATTN_INLINE void mix(vec<T> alpha, vec<T> lambda, vec<T> l1, vec<T> l2, vec<
   c1 = simd::select<T>(first_leads, one, c);
   c2 = simd::select<T>(first_leads, c, one);
   s = lead * inverse_or_zero<T>(l_lead);
+}
+
+/// `mix` for one row: an output is scale · Σ (c1 · p1 - c2 · p2) v.
+template <class T>
+struct coefficients {
+  T c1, c2, scale;
+};
+template <class T>
+DIFFATTN_INLINE coefficients<T> mix_maps(T alpha, T lambda, T l1, T l2) noexcept {
+  vec<T> c1, c2, s;
+  mix<T>(simd::broadcast(alpha), simd::broadcast(lambda), simd::broadcast(l1), simd::broadcast(l2), c1, c2, s);
+  T lane[3][simd::lanes<T>];
+  simd::store(lane[0], c1), simd::store(lane[1], c2), simd::store(lane[2], s);
+  return {lane[0][0], lane[1][0], lane[2][0]};
+}
+/// The same for one map by itself.
+template <class T>
+DIFFATTN_INLINE coefficients<T> take_map(T l) noexcept {
+  T lane[simd::lanes<T>];
+  simd::store(lane, inverse_or_zero<T>(simd::broadcast(l)));
+  return {T(1), T(0), lane[0]};
 }
 
 /// Applies the norm to x[channel][lane] · s[lane] in place, channels [0, dv).
@@ -82,6 +104,18 @@ DIFFATTN_NOINLINE void normalise(T* x, index_t dv, const T* s, const head_norm<T
       simd::store(column + c * Vectors * w, y * simd::broadcast(norm.gain));
     }
   }
+}
+
+/// The same for rows as users store them: scales and normalises `count` <= lanes rows in place, `step` apart. `lanes` has room
+/// for dv registers.
+template <class T>
+DIFFATTN_INLINE void normalise_rows(T* rows, index_t step, index_t count, index_t dv, const T* scale, const head_norm<T>& norm,
+                                    T* lanes) noexcept {
+  constexpr index_t w = simd::lanes<T>;
+  for (index_t e = 0; e < dv * w; ++e) lanes[e] = T(0);
+  simd::transpose<simd::transpose_order::gather>(rows, step, count, dv, lanes, w, T(1));
+  normalise<1>(lanes, dv, scale, norm);
+  simd::transpose<simd::transpose_order::scatter>(lanes, w, dv, count, rows, step, T(1));
 }
 
 }  // namespace kernel

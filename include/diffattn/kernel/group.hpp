@@ -18,7 +18,8 @@ namespace kernel {
 template <class T>
 struct block_job {
   const T* q[2];
-  const T* k[2];  ///< key 0
+  const T* k[2];  ///< key `first_key`
+  index_t first_key;
   index_t q_stride, k_stride;
   index_t rows, d, dv;
   T scale;                   ///< of the scores in log2 units: scale · log2 e
@@ -83,7 +84,7 @@ class group {
     const T* const q = queries_ + map * job.d * lanes;
     softmax_state<T, Vectors>& state = softmax_[map];
     for (index_t i = 0; i < lanes; ++i) state.top[i] = -std::numeric_limits<T>::infinity();
-    const T* k = job.k[map] + keys.begin * stride;
+    const T* k = job.k[map] + (keys.begin - job.first_key) * stride;
     index_t key = 0;
     for (; key + tile <= count; key += tile, k += tile * stride)
       score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, state, x + key * lanes);

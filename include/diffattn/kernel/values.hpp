@@ -64,38 +64,38 @@ DIFFATTN_INLINE void pack_channels(const T* head, index_t v_stride, index_t widt
           head[key * v_stride + c];
 }
 
-/// Copies keys [begin, end) of one chunk (relative to the chunk) of one or two value heads into packed order; the channels
-/// of the second head follow those of the first. Rows of a wide value are a power of two apart and would share a few cache
-/// sets; packed, a value tile reads one sequential stream. Channels that fill the last panel are zero. Returns whether all
-/// values are finite.
-template <class T>
-DIFFATTN_NOINLINE bool pack_values(const T* head_1, const T* head_2, index_t v_stride, index_t width, index_t begin,
-                                   index_t end, T* packed) noexcept {
+/// Copies keys [begin, end) of one chunk (relative to the chunk) of a value into packed order: `heads` value heads of `width`
+/// channels, one after the other. `rows(head, key, count)` gives `count` rows of a head from `key` on, as a pointer and a
+/// stride. Rows of a wide value are a power of two apart and would share a few cache sets; packed, a value tile reads one
+/// sequential stream. Channels that fill the last panel are zero. Returns whether all values are finite.
+template <class T, class Rows>
+DIFFATTN_INLINE bool pack_values(int heads, index_t width, index_t begin, index_t end, Rows&& rows, T* packed) noexcept {
   constexpr index_t keys = 4;  // fill a cache line of each panel (float)
-  const index_t dv = head_2 ? 2 * width : width;
   poison<T> seen;
   for (index_t key = begin; key < end; key += keys) {
     const index_t count = key + keys < end ? keys : end - key;
     T* const to = packed + key * panel_channels;
-    for (int half = 0; half < (head_2 ? 2 : 1); ++half) {
-      const T* const head = (half ? head_2 : head_1) + key * v_stride;
-      for (index_t i = 0; i < count; ++i) {
-        // The same head of the next token lies behind all other heads, too far for the hardware to fetch ahead.
-        for (index_t c = 0; c < width; c += static_cast<index_t>(64 / sizeof(T)))
-          simd::prefetch(head + (i + 2 * keys) * v_stride + c);
-        seen.add(head + i * v_stride, width);
-      }
+    for (int head = 0; head < heads; ++head) {
+      const auto [from, stride] = rows(head, key, count);
+      for (index_t i = 0; i < count; ++i) seen.add(from + i * stride, width);
       if (count == keys)
-        pack_channels(head, v_stride, width, keys, half * width, to);
+        pack_channels(from, stride, width, keys, head * width, to);
       else
-        pack_channels(head, v_stride, width, count, half * width, to);
+        pack_channels(from, stride, width, count, head * width, to);
     }
-    for (index_t c = dv; c % panel_channels != 0; ++c)
+    for (index_t c = heads * width; c % panel_channels != 0; ++c)
       for (index_t i = 0; i < count; ++i)
         to[c / panel_channels * panel_step<T> + i * panel_channels + c % panel_channels] = T(0);
   }
   return seen.none();
 }
+
+/// Rows of a tensor for `pack_values`.
+template <class T>
+struct strided_rows {
+  const T* data;
+  index_t stride;
+};
 
 /// out[channel][lane] += Σ_key weight[key][lane] · value[key][channel] for Panels panels of a chunk, `count` keys. The sum of a
 /// chunk is formed by itself: the rounding error then grows with chunk_keys + chunks, not with the number of keys.

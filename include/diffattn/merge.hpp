@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+// Attention over keys in several parts, on several machines or in several calls: each part gives its two products and their
+// log-sum-exps (the optional outputs of `forward`), and `merge` makes of them the result over all keys, exactly:
+//
+//   lse = ln Σ exp(lse_p)      softmax · v = Σ exp(lse_p - lse) · (softmax · v)_p       for each map
+//   out = gain · norm(α · (softmax₁ · v) − λ · (softmax₂ · v))
+//
+// (The identity is that of flash decoding: https://pytorch.org/blog/flash-decoding.) The calls mirror those of forward.hpp. A
+// call that splits its own keys between threads needs none of this: `forward` does so by itself.
+
+#include "check.hpp"
+#include "executor.hpp"
+#include "kernel/epilogue.hpp"
+#include "kernel/rows.hpp"
+
+DIFFATTN_NAMESPACE_BEGIN
+
+/// What one part of the keys gave, shaped as the merged result.
+template <class R>
+struct attention_part {
+  tensor_view<const R> out1, out2;      ///< softmax · v of each map over the keys of the part, [batch, q_len, heads, dv]
+  token_head_view<const R> lse1, lse2;  ///< natural log-sum-exps, [batch, q_len, heads]; −∞: the part has no key for the row
+};
+
+/// Parts of differential attention. T is the type of `out`, as in `forward_args`.
+template <class T>
+struct merge_args {
+  using real = compute_type<T>;
+
+  const attention_part<real>* parts = nullptr;  ///< [count]
+  index_t count = 0;
+  tensor_view<T> out;  ///< [batch, q_len, heads, dv]; may not overlap an input
+  lambda_view<real> lambda;
+  lambda_view<real> alpha = real(1);
+  head_norm<real> norm;
+  token_head_view<real> lse1, lse2;  ///< optional: log-sum-exps over all parts
+  tensor_view<real> out1, out2;      ///< optional: products over all parts. With them parts can be merged in a tree
+};
+
+/// Parts of standard attention: only `out1` and `lse1` of each part are read.
+template <class T>
+struct merge_attention_args {
+  using real = compute_type<T>;
+
+  const attention_part<real>* parts = nullptr;
+  index_t count = 0;
+  tensor_view<T> out;
+  token_head_view<real> lse;
+};
+
+DIFFATTN_NAMESPACE_END
+
+DIFFATTN_ISA_NAMESPACE_BEGIN
+namespace merging {
+
+/// One-map merging in the words of two.
+template <class T>
+DIFFATTN_INLINE merge_args<T> one_map(const merge_attention_args<T>& a) noexcept {
+  merge_args<T> m;
+  m.parts = a.parts, m.count = a.count, m.out = a.out, m.lse1 = a.lse;
+  m.lambda = compute_type<T>(0), m.norm = head_norm<compute_type<T>>::none();
+  return m;
+}
+
+/// The rules of `forward` for everything but the parts: a call whose keys are empty.
+template <class T>
+DIFFATTN_INLINE forward_args<T> as_forward(const merge_args<T>& a) noexcept {
+  forward_args<T> f;
+  f.q = {a.out.data, a.out.batch, a.out.tokens, 0, 1, 0, 0, 0, 1};
+  f.out = a.out, f.lambda = a.lambda, f.alpha = a.alpha, f.norm = a.norm;
+  f.lse1 = a.lse1, f.lse2 = a.lse2, f.out1 = a.out1, f.out2 = a.out2;
+  return f;
+}
+
+template <int Maps, class T>
+inline status check(const merge_args<T>& a) noexcept {
+  static_assert(is_element<T>, "diffattn takes tensors of float, double, f16 and bf16");
+  using real = compute_type<T>;
+  status s = checks::tensor(a.out, status::out_null, status::out_size, status::out_width_stride);
+  if (s != status::ok) return s;
+  if (!a.parts || a.count <= 0) return status::merge_parts;
+  const forward_args<T> f = as_forward(a);
+  if ((s = checks::coefficients(f)) != status::ok) return s;
+  if (!checks::distinct(a.out)) return status::out_strides;
+  if ((s = checks::optional_outputs(f)) != status::ok) return s;
+  const checks::byte_range written[5] = {checks::bytes_of(a.out), checks::bytes_of(a.out1), checks::bytes_of(a.out2),
+                                         checks::bytes_of(a.lse1, a.out), checks::bytes_of(a.lse2, a.out)};
+  const checks::axis parts_axis[1] = {{a.count, 1}};
+  const checks::byte_range parts = checks::bytes_of(a.parts, parts_axis, 1);
+  for (const checks::byte_range& w : written)
+    if (checks::intersect(w, parts)) return status::merge_part_shape;
+  const bool empty = a.out.batch == 0 || a.out.tokens == 0 || a.out.heads == 0;
+  for (index_t p = 0; p < a.count; ++p)
+    for (int m = 0; m < Maps; ++m) {
+      const tensor_view<const real>& x = m == 0 ? a.parts[p].out1 : a.parts[p].out2;
+      const token_head_view<const real>& lse = m == 0 ? a.parts[p].lse1 : a.parts[p].lse2;
+      constexpr status wrong = status::merge_part_shape;
+      if (checks::tensor(x, wrong, wrong, wrong) != status::ok || x.batch != a.out.batch || x.tokens != a.out.tokens ||
+          x.heads != a.out.heads || x.width != a.out.width || (!lse.data && !empty))
+        return wrong;
+      const index_t strides[3] = {lse.batch_stride, lse.token_stride, lse.head_stride};
+      const index_t sizes[3] = {a.out.batch, a.out.tokens, a.out.heads};
+      for (int i = 0; i < 3; ++i)
+        if (checks::capped_product(sizes[i], strides[i]) >= checks::limit / 64) return wrong;
+      for (const checks::byte_range& w : written)
+        if (checks::intersect(w, checks::bytes_of(x)) || checks::intersect(w, checks::bytes_of(lse, a.out))) return wrong;
+    }
+  return status::ok;
+}
+
+/// Rows of a task: one register of them shares the norm.
+template <class T>
+inline constexpr index_t task_rows = simd::lanes<compute_type<T>>;
+
+/// One worker's memory: rows of both maps, and their transpose.
+template <class T>
+inline std::size_t bytes_needed(const merge_args<T>& a, index_t workers) noexcept {
+  arena memory;
+  if (a.out.batch == 0 || a.out.tokens == 0 || a.out.heads == 0) return 0;
+  memory.take<compute_type<T>>(static_cast<std::size_t>(3 * task_rows<T> * a.out.width), static_cast<std::size_t>(workers));
+  return memory.bytes();
+}
+
+/// Σ exp(lse_p - lse) · x_p of one map and row to `row`, and the log-sum-exp.
+template <class R>
+inline R merge_row(const attention_part<R>* parts, index_t count, int map, index_t b, index_t t, index_t h, index_t width,
+                   R* row) noexcept {
+  const auto lse = [&](index_t p) { return (map == 0 ? parts[p].lse1 : parts[p].lse2).at(b, t, h); };
+  constexpr R none = -std::numeric_limits<R>::infinity();
+  R top = none, sum = R(0);
+  for (index_t p = 0; p < count; ++p)
+    if (lse(p) > top) top = lse(p);
+  for (index_t c = 0; c < width; ++c) row[c] = R(0);
+  for (index_t p = 0; p < count; ++p) {
+    if (lse(p) == none) continue;
+    const R weight = std::exp(lse(p) - (top == none ? R(0) : top));
+    const R* const x = (map == 0 ? parts[p].out1 : parts[p].out2).at(b, t, h);
+    sum += weight;
+    for (index_t c = 0; c < width; ++c) row[c] += weight * x[c];
+  }
+  if (sum == R(0)) return none;
+  for (index_t c = 0; c < width; ++c) row[c] /= sum;
+  return top + std::log(sum);
+}
+
+template <int Maps, class T, class Executor>
+inline status run(const merge_args<T>& a, workspace scratch, Executor& executor) noexcept {
+  using real = compute_type<T>;
+  const index_t workers = executor.workers(), rows = a.out.batch * a.out.tokens * a.out.heads, dv = a.out.width;
+  if (const status s = checks::workers(workers); s != status::ok) return s;
+  if (const status s = checks::memory(as_forward(a), scratch, bytes_needed(a, workers)); s != status::ok) return s;
+  if (rows == 0) return status::ok;
+  constexpr index_t step = task_rows<T>;
+  arena memory(scratch.data);
+  real* const pieces = memory.take<real>(static_cast<std::size_t>(3 * step * dv), static_cast<std::size_t>(workers));
+  executor.run((rows + step - 1) / step, [&](index_t task, index_t worker) {
+    real *const first = pieces + worker * 3 * step * dv, *const second = first + step * dv, *const lanes = second + step * dv;
+    const index_t begin = task * step, count = rows - begin < step ? rows - begin : step;
+    const auto each_row = [&](auto&& f) {
+      for (index_t i = 0; i < count; ++i) {
+        const index_t row = begin + i, h = row % a.out.heads, t = row / a.out.heads % a.out.tokens;
+        f(i, row / a.out.heads / a.out.tokens, t, h);
+      }
+    };
+    each_row([&](index_t i, index_t b, index_t t, index_t h) {
+      const token_head_view<real>* const lse[2] = {&a.lse1, &a.lse2};
+      const tensor_view<real>* const raw[2] = {&a.out1, &a.out2};
+      real* const map[2] = {first + i * dv, second + i * dv};
+      for (int m = 0; m < Maps; ++m) {
+        const real total = merge_row(a.parts, a.count, m, b, t, h, dv, map[m]);
+        if (lse[m]->data) lse[m]->at(b, t, h) = total;
+        if (raw[m]->data) kernel::write_row(map[m], dv, raw[m]->at(b, t, h));
+      }
+      if (Maps == 1) return;
+      const real alpha = a.alpha.at(b, t, h), lambda = a.lambda.at(b, t, h);
+      for (index_t c = 0; c < dv; ++c) map[0][c] = alpha * map[0][c] - lambda * map[1][c];
+    });
+    real one[step];
+    for (real& x : one) x = real(1);
+    kernel::normalise_rows(first, dv, count, dv, one, a.norm, lanes);
+    each_row([&](index_t i, index_t b, index_t t, index_t h) { kernel::write_row(first + i * dv, dv, a.out.at(b, t, h)); });
+  });
+  return status::ok;
+}
+
+}  // namespace merging
+
+/// The first thing wrong with the arguments, or ok.
+template <class T>
+inline status check(const merge_args<T>& args) noexcept {
+  return merging::check<2>(args);
+}
+template <class T>
+inline status check(const merge_attention_args<T>& args) noexcept {
+  return merging::check<1>(merging::one_map(args));
+}
+
+/// Bytes of workspace for an executor with `workers` workers; 0 if the arguments are wrong or nothing is to be done.
+template <class T>
+inline std::size_t workspace_bytes(const merge_args<T>& args, index_t workers = 1) noexcept {
+  return checks::workers(workers) == status::ok && check(args) == status::ok ? merging::bytes_needed(args, workers) : 0;
+}
+template <class T>
+inline std::size_t workspace_bytes(const merge_attention_args<T>& args, index_t workers = 1) noexcept {
+  return workspace_bytes(merging::one_map(args), workers);
+}
+
+/// Computes args.out from the parts. A part whose log-sum-exp is −∞ is not read; NaN in a part reaches its row and head.
+template <class T, class Executor = serial_executor>
+inline status merge(const merge_args<T>& args, workspace scratch, Executor&& executor = Executor{}) noexcept {
+  if (const status s = check(args); s != status::ok) return s;
+  return merging::run<2>(args, scratch, executor);
+}
+template <class T, class Executor = serial_executor>
+inline status merge(const merge_attention_args<T>& args, workspace scratch, Executor&& executor = Executor{}) noexcept {
+  if (const status s = check(args); s != status::ok) return s;
+  return merging::run<1>(merging::one_map(args), scratch, executor);
+}
+
+/// As above with scratch memory of its own; throws std::invalid_argument.
+template <class Args>
+inline void merge(const Args& args) {
+  throw_if_error(check(args));
+  const owned_workspace scratch(workspace_bytes(args));
+  throw_if_error(merge(args, scratch.view()));
+}
+
+DIFFATTN_ISA_NAMESPACE_END

@@ -8,7 +8,10 @@
 namespace {
 
 using diffattn::index_t;
+using diffattn::schedule_choice;
 using diffattn::status;
+using test::both_schedules;
+using test::name;
 using test::problem;
 using test::spec;
 
@@ -22,6 +25,7 @@ diffattn::attention_args<T> first_map(problem<T>& p, const diffattn::tensor_view
     return view;
   };
   a.q = every_second(f.q), a.k = every_second(f.k), a.v = f.v, a.out = out, a.mask = f.mask, a.scale = f.scale, a.lse = lse;
+  a.schedule = f.schedule;
   return a;
 }
 
@@ -31,9 +35,10 @@ using types = testing::Types<float, double>;
 TYPED_TEST_SUITE(Attention, types);
 
 template <class T>
-void verify(const spec& s) {
-  SCOPED_TRACE(s.text());
+void verify(const spec& s, schedule_choice schedule) {
+  SCOPED_TRACE(s.text() + ", " + name(schedule));
   problem<T> p(s);
+  p.args().schedule = schedule;
   const diffattn::attention_args<T> a = first_map(p, p.out.view(), p.args().lse1);
   ASSERT_EQ(test::run(a), status::ok);
   const reference::result r = reference::attention(p.for_reference());
@@ -46,9 +51,31 @@ void verify(const spec& s) {
   spec no_second = s;
   no_second.lambda_value = 0, no_second.raw = false;
   problem<T> differential(no_second);
+  differential.args().schedule = schedule;
   ASSERT_EQ(test::run(differential.args()), status::ok);
   EXPECT_TRUE(identical(differential.out.values(), out, p.shape())) << "forward with lambda 0";
   EXPECT_TRUE(identical(differential.lse1.values(), lse, p.row_shape())) << "forward with lambda 0";
+
+  // From a cache of pages.
+  diffattn::kv_cache_config config;
+  config.heads = diffattn::head_map::single(a.k.heads, a.k.heads), config.key_width = s.d, config.value_width = s.width;
+  config.keys = config.values = diffattn::storage_of<T>;
+  config.kind = diffattn::kv_cache_kind::paged, config.sequences = s.batch, config.capacity = std::max(s.kv_len, index_t{1});
+  test::owned_cache cache(config);
+  std::vector<index_t> sequences;
+  for (index_t b = 0; b < s.batch; ++b) sequences.push_back(b);
+  cache.append_in_turns(sequences, a.k, a.v);
+  diffattn::attention_args<T> cached = a;
+  cached.k = cached.v = {}, cached.cache = cache->view();
+  cached.cache.heads = {};  // made for any call
+  ASSERT_EQ(test::run(cached), status::ok);
+  EXPECT_TRUE(identical(p.out.values(), out, p.shape())) << "from a cache";
+  EXPECT_TRUE(identical(p.lse1.values(), lse, p.row_shape())) << "from a cache";
+}
+
+template <class T>
+void verify(const spec& s) {
+  for (const schedule_choice schedule : both_schedules) verify<T>(s, schedule);
 }
 
 TYPED_TEST(Attention, Lengths) {
@@ -96,10 +123,13 @@ TYPED_TEST(Attention, IncreasingScoresRescaleTheOutput) {
     problem<TypeParam> p(s);
     p.q.for_each([](TypeParam& x) { x = 1; });
     for (index_t j = 0; j < s.kv_len; ++j) p.k.at(0, j, 0, 0) = static_cast<TypeParam>(step * static_cast<double>(j));
-    ASSERT_EQ(test::run(first_map(p, p.out.view(), p.args().lse1)), status::ok);
     const reference::result r = reference::attention(p.for_reference());
-    EXPECT_TRUE(compare(p.out.values(), r.av[0].value, p.tolerance(r.av[0]), p.shape()));
-    EXPECT_TRUE(compare(p.lse1.values(), r.lse[0].value, p.tolerance(r.lse[0]), p.row_shape()));
+    for (const schedule_choice schedule : both_schedules) {
+      p.args().schedule = schedule;
+      ASSERT_EQ(test::run(first_map(p, p.out.view(), p.args().lse1)), status::ok);
+      EXPECT_TRUE(compare(p.out.values(), r.av[0].value, p.tolerance(r.av[0]), p.shape())) << name(schedule);
+      EXPECT_TRUE(compare(p.lse1.values(), r.lse[0].value, p.tolerance(r.lse[0]), p.row_shape())) << name(schedule);
+    }
   }
 }
 
@@ -118,30 +148,37 @@ TYPED_TEST(Attention, MaskedAndLiveNan) {
       t.at(0, random.integer(0, s.kv_len - 1), 0, random.integer(0, t.view().width - 1)) =
           random.pick<T>({std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()});
     }
-    ASSERT_EQ(test::run(first_map(p, p.out.view(), p.args().lse1)), status::ok);
     const reference::result r = reference::attention(p.for_reference());
-    EXPECT_TRUE(compare(p.out.values(), r.av[0].value, p.tolerance(r.av[0]), p.shape())) << s.text();
-    EXPECT_TRUE(compare(p.lse1.values(), r.lse[0].value, p.tolerance(r.lse[0]), p.row_shape())) << s.text();
+    for (const schedule_choice schedule : both_schedules) {
+      p.args().schedule = schedule;
+      ASSERT_EQ(test::run(first_map(p, p.out.view(), p.args().lse1)), status::ok);
+      EXPECT_TRUE(compare(p.out.values(), r.av[0].value, p.tolerance(r.av[0]), p.shape())) << s.text() << name(schedule);
+      EXPECT_TRUE(compare(p.lse1.values(), r.lse[0].value, p.tolerance(r.lse[0]), p.row_shape())) << s.text() << name(schedule);
+    }
   }
 }
 
 TYPED_TEST(Attention, RowsDoNotDependOnTheirNeighbours) {
   for (const index_t part : std::initializer_list<index_t>{1, 3, 16, 17, 32})
-    for (const index_t window : {diffattn::attention_mask::unlimited, index_t{45}}) {
-      spec s;
-      s.q_len = 70, s.kv_len = 197, s.d = 7, s.width = 6, s.causal = true, s.window = window;
-      problem<TypeParam> whole(s), parts(s);
-      ASSERT_EQ(test::run(first_map(whole, whole.out.view(), whole.args().lse1)), status::ok);
-      for (index_t row = 0; row < s.q_len; row += part) {
-        diffattn::attention_args<TypeParam> a = first_map(parts, parts.out.view(), parts.args().lse1);
-        a.q.data = a.q.at(0, row, 0), a.out.data = a.out.at(0, row, 0), a.lse.data = &a.lse.at(0, row, 0);
-        a.q.tokens = a.out.tokens = std::min(part, s.q_len - row);
-        a.mask.offset = s.kv_len - s.q_len + row;
-        ASSERT_EQ(test::run(a), status::ok);
+    for (const index_t window : {diffattn::attention_mask::unlimited, index_t{45}})
+      for (const schedule_choice schedule : both_schedules) {
+        spec s;
+        s.q_len = 70, s.kv_len = 197, s.d = 7, s.width = 6, s.causal = true, s.window = window;
+        problem<TypeParam> whole(s), parts(s);
+        whole.args().schedule = parts.args().schedule = schedule;
+        ASSERT_EQ(test::run(first_map(whole, whole.out.view(), whole.args().lse1)), status::ok);
+        for (index_t row = 0; row < s.q_len; row += part) {
+          diffattn::attention_args<TypeParam> a = first_map(parts, parts.out.view(), parts.args().lse1);
+          a.q.data = a.q.at(0, row, 0), a.out.data = a.out.at(0, row, 0), a.lse.data = &a.lse.at(0, row, 0);
+          a.q.tokens = a.out.tokens = std::min(part, s.q_len - row);
+          a.mask.offset = s.kv_len - s.q_len + row;
+          ASSERT_EQ(test::run(a), status::ok);
+        }
+        EXPECT_TRUE(identical(parts.out.values(), whole.out.values(), whole.shape()))
+            << name(schedule) << ", " << part << " rows, window " << window;
+        EXPECT_TRUE(identical(parts.lse1.values(), whole.lse1.values(), whole.row_shape()))
+            << name(schedule) << ", " << part << " rows, window " << window;
       }
-      EXPECT_TRUE(identical(parts.out.values(), whole.out.values(), whole.shape())) << part << " rows, window " << window;
-      EXPECT_TRUE(identical(parts.lse1.values(), whole.lse1.values(), whole.row_shape())) << part << " rows, window " << window;
-    }
 }
 
 TEST(AttentionArguments, NamesWhatIsWrong) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/calls.hpp"
+#include "support/random.hpp"
 
 namespace {
 
@@ -19,7 +20,11 @@ using diffattn::head_indices;
 using diffattn::head_map;
 using diffattn::index_t;
 using diffattn::key_range;
+using diffattn::kv_rows;
+using diffattn::kv_view;
+using diffattn::schedule_choice;
 using diffattn::status;
+using diffattn::storage;
 
 constexpr float sentinel = -5.5f;
 constexpr index_t huge = index_t{1} << 55;
@@ -65,6 +70,27 @@ struct call {
     for (std::size_t h = 0; h < 4; ++h) table[h] = args.heads[static_cast<index_t>(h)];
   }
   void use_table() { args.heads = head_map::table(table.data(), 4); }
+
+  // The same keys and values in a cache of 3 sequences, in pages of 2 tokens; page 4 is free.
+  std::vector<float> pool_k = std::vector<float>(8 * 24, 1.0f), pool_v = std::vector<float>(8 * 16, 1.0f);
+  std::vector<std::int32_t> pages = {3, 0, 5, 1, 6, 2, 7, -1, -1}, references = {1, 1, 1, 1, 0, 1, 1, 1};
+  std::vector<index_t> lengths = {6, 6, 1}, begins = {0, 0, 0}, sequences = {0, 1};
+  void use_cache() {
+    kv_view& c = args.cache;
+    c.keys = {pool_k.data(), storage::f32, 4, 3, 96, 12, 48}, c.values = {pool_v.data(), storage::f32, 2, 4, 64, 16, 32};
+    c.heads = args.heads, c.sequences = 3, c.page_tokens = 2, c.pages = 8, c.table_pages = 3, c.table = pages.data();
+    c.lengths = lengths.data(), c.begins = begins.data(), c.references = references.data();
+    args.k = args.v = {}, args.sequences = sequences.data();
+  }
+  /// One page of 6 tokens for each sequence; 9 have been written.
+  void use_ring() {
+    use_cache();
+    kv_view& c = args.cache;
+    c.keys.token_stride = 48, c.keys.page_stride = 288, c.values.page_stride = 192;
+    c.pages = c.sequences = 2, c.page_tokens = 6, c.table_pages = 1, c.table = nullptr, c.references = nullptr;
+    lengths = {9, 9}, begins = {3, 3}, c.lengths = lengths.data(), c.begins = begins.data();
+    args.mask.key_ranges = nullptr, args.sequences = nullptr;
+  }
 
   /// Runs; on an error nothing may have been written and no task started.
   status run() {
@@ -224,30 +250,233 @@ const misuse misuses[] = {
     {status::workspace_overlap,
      [](call& c) { c.args.lambda = diffattn::lambda_view<float>::per_head(reinterpret_cast<float*>(c.scratch.data() + 128)); }},
     {status::workspace_overlap, [](call& c) { c.workspace.data = c.out2.data(); }},
+    {status::schedule_unknown, [](call& c) { c.args.schedule = static_cast<schedule_choice>(3); }},
+    {status::schedule_unknown, [](call& c) { c.args.schedule = static_cast<schedule_choice>(-1); }},
+    {status::workspace_too_small,
+     [](call& c) { c.args.schedule = schedule_choice::stream, c.workspace.bytes = test::workspace_bytes(c.args) - 1; }},
+    {status::workspace_too_small,
+     [](call& c) { c.args.schedule = schedule_choice::panels, c.workspace.bytes = test::workspace_bytes(c.args) - 1; }},
 };
 
-constexpr int statuses = static_cast<int>(status::workspace_overlap) + 1;
+/// The same with a cache.
+const misuse cache_misuses[] = {
+    {status::ok, [](call&) {}},
+    {status::cache_and_tensors, [](call& c) { c.args.k = diffattn::view<const float>(c.k.data(), 2, 6, 4, 3); }},
+    {status::cache_and_tensors, [](call& c) { c.args.v.data = c.v.data(); }},
+    {status::cache_and_tensors, [](call& c) { c.args.v.tokens = 1; }},
+    {status::cache_sequence, [](call& c) { c.args.sequences = nullptr; }},  // 2 entries, 3 sequences
+    {status::cache_sequence, [](call& c) { c.sequences[1] = 3; }},
+    {status::cache_sequence, [](call& c) { c.sequences[0] = -1; }},
+    {status::cache_sequence, [](call& c) { c.sequences[0] = std::numeric_limits<index_t>::min(); }},
+    {status::cache_sequence,
+     [](call& c) {  // only for caches
+       c.args.cache = {}, c.args.k = diffattn::view<const float>(c.k.data(), 2, 6, 4, 3),
+       c.args.v = diffattn::view<const float>(c.v.data(), 2, 6, 2, 4);
+     }},
+    {status::cache_shape, [](call& c) { c.args.cache.sequences = -1; }},
+    {status::cache_shape, [](call& c) { c.args.cache.sequences = huge; }},
+    {status::cache_shape, [](call& c) { c.args.cache.pages = -1; }},
+    {status::cache_shape, [](call& c) { c.args.cache.pages = index_t{1} << 31; }},
+    {status::cache_shape, [](call& c) { c.args.cache.page_tokens = 0; }},
+    {status::cache_shape, [](call& c) { c.args.cache.page_tokens = -2; }},
+    {status::cache_shape, [](call& c) { c.args.cache.page_tokens = huge; }},
+    {status::cache_shape, [](call& c) { c.args.cache.table_pages = 0; }},
+    {status::cache_shape, [](call& c) { c.args.cache.table_pages = std::numeric_limits<index_t>::max(); }},
+    {status::cache_shape, [](call& c) { c.args.cache.table = nullptr; }},  // but 3 pages to a sequence
+    {status::cache_shape, [](call& c) { c.args.cache.keys.data = nullptr; }},
+    {status::cache_shape, [](call& c) { c.args.cache.values.data = nullptr; }},
+    {status::cache_shape, [](call& c) { c.args.cache.keys.heads = 0; }},
+    {status::cache_shape, [](call& c) { c.args.cache.values.heads = huge; }},
+    {status::cache_shape, [](call& c) { c.args.cache.keys.width = -3; }},
+    {status::cache_shape, [](call& c) { c.args.cache.values.width = std::numeric_limits<index_t>::max(); }},
+    {status::cache_shape, [](call& c) { c.args.cache.keys.page_stride = std::numeric_limits<index_t>::min(); }},
+    {status::cache_shape, [](call& c) { c.args.cache.keys.head_stride = huge * 8; }},
+    {status::cache_shape, [](call& c) { c.args.cache.values.token_stride = -huge * 8; }},
+    {status::cache_shape, [](call& c) { c.lengths[1] = -1; }},
+    {status::cache_shape, [](call& c) { c.lengths[1] = std::numeric_limits<index_t>::max(); }},
+    {status::cache_shape, [](call& c) { c.begins[0] = -1; }},
+    {status::cache_shape, [](call& c) { c.begins[0] = 7; }},
+    {status::cache_storage, [](call& c) { c.args.cache.keys.type = storage::f64; }},
+    {status::cache_storage, [](call& c) { c.args.cache.values.type = storage::f64; }},
+    {status::cache_storage, [](call& c) { c.args.cache.keys.type = static_cast<storage>(6); }},
+    {status::cache_storage, [](call& c) { c.args.cache.values.type = static_cast<storage>(-1); }},
+    {status::k_width, [](call& c) { c.args.cache.keys.width = 2; }},
+    {status::out_width, [](call& c) { c.args.cache.values.width = 3; }},
+    {status::k_heads, [](call& c) { c.args.cache.keys.heads = 3; }},
+    {status::v_heads, [](call& c) { c.args.cache.values.heads = 1; }},
+    {status::cache_heads, [](call& c) { c.args.cache.heads = head_map::interleaved_repeated(4, 2); }},
+    {status::cache_heads, [](call& c) { c.args.cache.heads = head_map::interleaved(3, 1); }},
+    {status::cache_heads, [](call& c) { c.args.cache.heads.heads = -3; }},
+    {status::cache_heads, [](call& c) { c.args.cache.heads = head_map::table(nullptr, 4); }},
+    {status::cache_heads,
+     [](call& c) {
+       c.table[1].key_1 = 3;
+       c.args.cache.heads = head_map::table(c.table.data(), 4);
+     }},
+    {status::mask_key_range, [](call& c) { c.ranges[0].end = 7; }},
+    {status::mask_key_range, [](call& c) { c.sequences[1] = 2; }},  // keys 1 … 3 of a sequence of one token
+    {status::cache_range, [](call& c) { c.lengths[0] = 7; }},       // room for 6
+    {status::cache_range, [](call& c) { c.begins[0] = 1; }},
+    {status::cache_range, [](call& c) { c.use_ring(); }},  // tokens 0, 1 and 2 are overwritten
+    {status::cache_range,
+     [](call& c) {  // row 0 sees tokens 2, 3 and 4
+       c.use_ring(), c.args.mask.causal = true, c.args.mask.window = 3;
+     }},
+    {status::cache_page, [](call& c) { c.pages[1] = -1; }},
+    {status::cache_page, [](call& c) { c.pages[1] = 8; }},
+    {status::cache_page, [](call& c) { c.pages[4] = std::numeric_limits<std::int32_t>::min(); }},
+    {status::cache_page, [](call& c) { c.pages[2] = 4; }},
+    {status::cache_page, [](call& c) { c.references[3] = -1; }},
+    {status::cache_page, [](call& c) { c.args.cache.pages = 6; }},
+    {status::out_overlaps_cache, [](call& c) { c.args.cache.keys.data = c.out.data(); }},
+    {status::out_overlaps_cache, [](call& c) { c.args.cache.values.data = c.out.data() + 159; }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       std::memcpy(c.out.data(), c.pages.data(), 36), c.touched = true;
+       c.args.cache.table = reinterpret_cast<std::int32_t*>(c.out.data());
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       std::memcpy(c.out.data(), c.references.data(), 32), c.touched = true;
+       c.args.cache.references = reinterpret_cast<std::int32_t*>(c.out.data());
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       std::memcpy(c.out.data(), c.lengths.data(), 24), c.touched = true;
+       c.args.cache.lengths = reinterpret_cast<index_t*>(c.out.data());
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       std::memcpy(c.out.data(), c.begins.data(), 24), c.touched = true;
+       c.args.cache.begins = reinterpret_cast<index_t*>(c.out.data());
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       std::memcpy(c.out.data(), c.sequences.data(), 16), c.touched = true;
+       c.args.sequences = reinterpret_cast<index_t*>(c.out.data());
+     }},
+    {status::lse_overlap, [](call& c) { c.args.lse1.data = c.pool_k.data() + 191; }},
+    {status::lse_overlap, [](call& c) { c.args.lse2.data = c.pool_v.data(); }},
+    {status::lse_overlap, [](call& c) { c.args.cache.keys.data = c.lse1.data(); }},
+    {status::raw_out_overlap, [](call& c) { c.args.out1.data = c.pool_v.data(); }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.pool_k.data(); }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.pool_v.data() + 127; }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.pages.data(); }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.references.data(); }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.lengths.data(); }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.begins.data(); }},
+    {status::workspace_overlap, [](call& c) { c.workspace.data = c.sequences.data(); }},
+};
+
+constexpr int statuses = static_cast<int>(status::merge_part_shape) + 1;
+
+/// Statuses of the caches themselves, of rotations and of merging; their tests are elsewhere.
+bool is_of_another_call(status s) {
+  switch (s) {
+    case status::rope_table:
+    case status::rope_width:
+    case status::rope_position:
+    case status::cache_config:
+    case status::cache_memory:
+    case status::cache_not_open:
+    case status::cache_key_shape:
+    case status::cache_value_shape:
+    case status::cache_full:
+    case status::cache_no_page:
+    case status::cache_overlap:
+    case status::cache_length:
+    case status::cache_fork:
+    case status::merge_parts:
+    case status::merge_part_shape: return true;
+    default: return false;
+  }
+}
+
+/// What the arguments alone tell is told by check already, and then no workspace size is given.
+void expect_status(call& c, status expected) {
+  const status s = c.run();
+  EXPECT_EQ(s, expected) << "got: " << message(s);
+  if (s == status::ok || (s >= status::executor_workers && s <= status::workspace_overlap)) {
+    EXPECT_EQ(test::check(c.args), status::ok);
+  } else {
+    EXPECT_EQ(test::check(c.args), s);
+    EXPECT_EQ(test::workspace_bytes(c.args), 0u);
+  }
+}
 
 TEST(Check, EveryMisuseHasItsStatus) {
   std::set<status> seen;
   int number = 0;
-  for (const misuse& m : misuses) {
-    SCOPED_TRACE("misuse " + std::to_string(number++) + ", expected: " + message(m.expected));
-    call c;
-    m.make(c);
-    const status s = c.run();
-    EXPECT_EQ(s, m.expected) << "got: " << message(s);
-    // What the arguments alone tell is told by check already, and then no workspace size is given.
-    if (s >= status::executor_workers || s == status::ok) {
-      EXPECT_EQ(test::check(c.args), status::ok);
-    } else {
-      EXPECT_EQ(test::check(c.args), s);
-      EXPECT_EQ(test::workspace_bytes(c.args), 0u);
+  for (const misuse& m : misuses)
+    for (const schedule_choice schedule : {schedule_choice::automatic, schedule_choice::panels, schedule_choice::stream}) {
+      SCOPED_TRACE("misuse " + std::to_string(number++ / 3) + ", expected: " + message(m.expected));
+      call c;
+      c.args.schedule = schedule;
+      m.make(c);
+      expect_status(c, m.expected);
+      seen.insert(m.expected);
     }
-    seen.insert(m.expected);
-  }
+  number = 0;
+  for (const misuse& m : cache_misuses)
+    for (const schedule_choice schedule : {schedule_choice::automatic, schedule_choice::panels, schedule_choice::stream}) {
+      SCOPED_TRACE("misuse " + std::to_string(number++ / 3) + " with a cache, expected: " + message(m.expected));
+      call c;
+      c.use_cache(), c.args.schedule = schedule;
+      m.make(c);
+      const std::vector<float> pool_k = c.pool_k, pool_v = c.pool_v;
+      expect_status(c, m.expected);
+      EXPECT_TRUE(c.pool_k == pool_k && c.pool_v == pool_v);
+      seen.insert(m.expected);
+    }
   for (int i = 0; i < statuses; ++i)
-    EXPECT_TRUE(seen.count(static_cast<status>(i))) << "no test for: " << message(static_cast<status>(i));
+    EXPECT_TRUE(seen.count(static_cast<status>(i)) || is_of_another_call(static_cast<status>(i)))
+        << "no test for: " << message(static_cast<status>(i));
+}
+
+// Whatever the fields of a view are, as long as its arrays are as long as it says.
+TEST(Check, GarbageViews) {
+  test::random_source random(77);
+  const index_t least = std::numeric_limits<index_t>::min(), most = std::numeric_limits<index_t>::max();
+  std::set<status> seen;
+  for (int sample = 0; sample < 10'000; ++sample) {
+    call c;
+    c.use_cache();
+    kv_view& view = c.args.cache;
+    const auto any = [&] {
+      return random.pick<index_t>(
+          {0, 1, -1, 2, 3, 4, 12, -96, huge, -huge, index_t{1} << 60, least, least + 1, most, most / 2});
+    };
+    for (int i = 0; i < 3; ++i) {
+      kv_rows& rows = random.coin() ? view.keys : view.values;
+      switch (random.integer(0, 16)) {
+        case 0: rows.data = nullptr; break;
+        case 1: rows.type = static_cast<storage>(random.integer(-2, 7)); break;
+        case 2: rows.heads = any(); break;
+        case 3: rows.width = any(); break;
+        case 4: rows.page_stride = any(); break;
+        case 5: rows.head_stride = any(); break;
+        case 6: rows.token_stride = any(); break;
+        case 7: view.heads.heads = any(); break;
+        case 8: view.heads.kv = any(), view.heads.ratio = any(); break;
+        case 9: view.sequences = random.pick<index_t>({least, -1, 0, 1, 2, most, huge}); break;
+        case 10: view.page_tokens = any(); break;
+        case 11: view.pages = any(), view.references = nullptr; break;
+        case 12: view.table_pages = random.pick<index_t>({least, -1, 0, 1, 2, most, huge}); break;
+        case 13: random.coin() ? view.table = nullptr : view.references = nullptr; break;
+        case 14: c.lengths[static_cast<std::size_t>(random.integer(0, 2))] = any(); break;
+        case 15: c.begins[static_cast<std::size_t>(random.integer(0, 2))] = any(); break;
+        default: c.sequences[static_cast<std::size_t>(random.integer(0, 1))] = any(); break;
+      }
+    }
+    if (random.integer(0, 9) == 0) view.lengths = view.begins = nullptr;
+    if (random.integer(0, 9) == 0) c.args.sequences = nullptr;
+    if (random.integer(0, 3) == 0) c.args.mask.key_ranges = nullptr, c.args.mask.causal = true, c.args.mask.window = 2;
+    if (random.integer(0, 9) == 0) c.pages[static_cast<std::size_t>(random.integer(0, 8))] = static_cast<std::int32_t>(any());
+    const status s = test::check(c.args);
+    seen.insert(s);
+    EXPECT_EQ(s != status::ok && test::workspace_bytes(c.args) > 0, false);
+  }
+  EXPECT_GE(seen.size(), 12u);
 }
 
 TEST(Check, MessagesNameTheArgument) {
@@ -256,8 +485,10 @@ TEST(Check, MessagesNameTheArgument) {
     const std::string text = message(static_cast<status>(i));
     EXPECT_TRUE(seen.insert(text).second) << "twice: " << text;
     if (i == 0) continue;
-    static const char* const arguments[] = {"q: ",     "k: ",   "v: ",   "out: ", "heads: ",     "lambda: ",   "alpha: ",
-                                            "scale: ", "norm.", "mask.", "lse: ", "out1/out2: ", "executor: ", "workspace: "};
+    static const char* const arguments[] = {
+        "q: ",     "k: ",     "v: ",      "out: ",  "heads: ",     "lambda: ",   "alpha: ",
+        "scale: ", "norm.",   "mask.",    "lse: ",  "out1/out2: ", "executor: ", "workspace: ",
+        "rope: ",  "cache: ", "append: ", "fork: ", "k, v: ",      "schedule: ", "merge: "};
     bool names = false;
     for (const char* const a : arguments) names |= text.rfind(a, 0) == 0 && text.size() > std::strlen(a) + 5;
     EXPECT_TRUE(names) << text;
@@ -272,14 +503,18 @@ TEST(Check, WorkspaceSizesNeverWrap) {
   // Keys of stride 0 may be astronomically many; more workers never need less.
   c.args.k.tokens = c.args.v.tokens = index_t{1} << 46, c.args.mask.key_ranges = nullptr;
   c.args.k.token_stride = c.args.v.token_stride = 0;
-  std::size_t last = 0;
-  for (index_t workers = 1; workers <= index_t{1} << 20; workers *= 2) {
-    const std::size_t bytes = test::workspace_bytes(c.args, workers);
-    EXPECT_GE(bytes, last);
-    last = bytes;
+  for (const schedule_choice schedule : {schedule_choice::stream, schedule_choice::panels}) {
+    c.args.schedule = schedule;
+    std::size_t last = 0;
+    for (index_t workers = 1; workers <= index_t{1} << 20; workers *= 2) {
+      const std::size_t bytes = test::workspace_bytes(c.args, workers);
+      EXPECT_GE(bytes, last);
+      last = bytes;
+    }
+    c.workers = index_t{1} << 20;
+    // Streams need memory for units, however many workers there are.
+    EXPECT_EQ(c.run(), schedule == schedule_choice::stream ? status::workspace_too_small : status::workspace_overflow);
   }
-  c.workers = index_t{1} << 20;
-  EXPECT_EQ(c.run(), status::workspace_overflow);
 }
 
 TEST(Check, DoesNotWalkThroughAbsurdHeads) {
@@ -349,26 +584,96 @@ TEST(Check, WhatIsFine) {
   });
 }
 
-TEST(Check, WorkspaceOfAnyAlignmentAndExactSize) {
-  for (const index_t workers : {index_t{1}, index_t{3}}) {
-    call c;
-    c.workers = workers;
-    const std::size_t bytes = test::workspace_bytes(c.args, workers);
-    ASSERT_GT(bytes, 0u);
-    ASSERT_EQ(c.run(), status::ok);
-    const std::vector<float> expected = c.out;
-    for (std::size_t shift = 0; shift < 70; ++shift) {
-      std::vector<unsigned char> memory(bytes + 200, 0xab);
-      c.out.assign(c.out.size(), sentinel);
-      c.workspace = {memory.data() + shift, bytes};
-      ASSERT_EQ(c.run(), status::ok);
-      EXPECT_EQ(c.out, expected);
-      for (std::size_t i = 0; i < memory.size(); ++i) {
-        if (i >= shift && i < shift + bytes) continue;
-        ASSERT_EQ(memory[i], 0xab) << "byte " << i << ", shift " << shift;
-      }
+TEST(Check, WhatIsFineInACache) {
+  const auto expect_ok = [](void (*make)(call&)) {
+    for (const schedule_choice schedule : {schedule_choice::panels, schedule_choice::stream}) {
+      call c;
+      c.use_cache(), c.args.schedule = schedule;
+      make(c);
+      const status s = c.run();
+      EXPECT_EQ(s, status::ok) << message(s);
     }
+  };
+  expect_ok([](call& c) { c.args.cache.heads = {}; });
+  // The same heads in other words, or elsewhere.
+  expect_ok([](call& c) { c.args.cache.heads = head_map::table(c.table.data(), 4); });
+  expect_ok([](call& c) { c.use_table(); });
+  expect_ok([](call& c) {
+    static std::vector<head_indices> copy;
+    copy = c.table, c.use_table(), c.args.cache.heads = head_map::table(copy.data(), 4);
+  });
+  expect_ok([](call& c) { c.sequences = {1, 1}, c.ranges[0] = {1, 4}, c.args.sequences = c.sequences.data(); });
+  expect_ok([](call& c) { c.args.cache.begins = nullptr, c.args.cache.references = nullptr; });
+  // Pages that no query looks at may be missing, free or discarded.
+  expect_ok([](call& c) { c.pages[0] = -1, c.pages[2] = 99, c.begins[0] = 2, c.ranges[0] = {2, 4}; });
+  expect_ok([](call& c) { c.pages[0] = 4, c.ranges[0] = {3, 3}, c.begins[0] = 5; });
+  expect_ok([](call& c) { c.use_ring(), c.args.mask.causal = true, c.args.mask.window = 2; });
+  expect_ok([](call& c) { c.use_ring(), c.args.mask.causal = true, c.args.mask.window = 2, c.args.cache.begins = nullptr; });
+  // A cache without lengths is full.
+  expect_ok([](call& c) { c.use_ring(), c.args.cache.lengths = nullptr, c.args.cache.begins = nullptr; });
+  // Nothing to do: the cache may be empty, and its pages need not exist.
+  expect_ok([](call& c) {
+    c.lengths = {0, 0, 0}, c.args.mask.key_ranges = nullptr, c.args.cache.lengths = c.lengths.data();
+    c.args.cache.pages = 0, c.args.cache.keys.data = c.args.cache.values.data = nullptr;
+  });
+  expect_ok([](call& c) {
+    c.pages.assign(9, -1), c.args.q.tokens = c.args.out.tokens = c.args.out1.tokens = c.args.out2.tokens = 0;
+    c.args.cache.table = c.pages.data();
+  });
+  expect_ok([](call& c) { c.args.q.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0; });
+}
+
+TEST(Check, StorageBelongsToTheComputingType) {
+  std::vector<double> data(64), out(64);
+  diffattn::forward_args<double> a;
+  a.q = diffattn::view<const double>(data.data(), 1, 1, 2, 4), a.out = diffattn::view(out.data(), 1, 1, 1, 4);
+  a.heads = head_map::interleaved(1, 1), a.lambda = 0.5;
+  a.cache.keys = {data.data(), storage::f64, 2, 4, 64, 32, 64}, a.cache.values = {data.data(), storage::f64, 1, 4, 32, 32, 32};
+  a.cache.sequences = a.cache.pages = a.cache.page_tokens = 1;
+  EXPECT_EQ(test::check(a), status::ok);
+  for (const storage type : {storage::f32, storage::f16, storage::bf16, storage::int8, storage::q6}) {
+    diffattn::forward_args<double> wrong = a;
+    wrong.cache.keys.type = type;
+    EXPECT_EQ(test::check(wrong), status::cache_storage);
+    wrong = a, wrong.cache.values.type = type;
+    EXPECT_EQ(test::check(wrong), status::cache_storage);
   }
+  diffattn::forward_args<diffattn::bf16> half;
+  std::vector<diffattn::bf16> q(8), half_out(4);
+  half.q = diffattn::view<const diffattn::bf16>(q.data(), 1, 1, 2, 4), half.out = diffattn::view(half_out.data(), 1, 1, 1, 4);
+  half.heads = a.heads, half.lambda = 0.5f, half.cache = a.cache;
+  EXPECT_EQ(test::check(half), status::cache_storage);
+  for (const storage type : {storage::f32, storage::f16, storage::bf16, storage::int8, storage::q6}) {
+    half.cache.keys.type = half.cache.values.type = type;
+    EXPECT_EQ(test::check(half), status::ok);
+    EXPECT_EQ(test::run(half), status::ok);
+  }
+}
+
+TEST(Check, WorkspaceOfAnyAlignmentAndExactSize) {
+  for (const schedule_choice schedule : {schedule_choice::panels, schedule_choice::stream})
+    for (const bool cached : {false, true})
+      for (const index_t workers : {index_t{1}, index_t{3}}) {
+        call c;
+        if (cached) c.use_cache();
+        c.args.schedule = schedule;
+        c.workers = workers;
+        const std::size_t bytes = test::workspace_bytes(c.args, workers);
+        ASSERT_GT(bytes, 0u);
+        ASSERT_EQ(c.run(), status::ok);
+        const std::vector<float> expected = c.out;
+        for (std::size_t shift = 0; shift < 70; ++shift) {
+          std::vector<unsigned char> memory(bytes + 200, 0xab);
+          c.out.assign(c.out.size(), sentinel);
+          c.workspace = {memory.data() + shift, bytes};
+          ASSERT_EQ(c.run(), status::ok);
+          EXPECT_EQ(c.out, expected);
+          for (std::size_t i = 0; i < memory.size(); ++i) {
+            if (i >= shift && i < shift + bytes) continue;
+            ASSERT_EQ(memory[i], 0xab) << "byte " << i << ", shift " << shift;
+          }
+        }
+      }
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 namespace {
 
 using diffattn::index_t;
+using diffattn::schedule_choice;
 using diffattn::status;
 using test::problem;
 using test::spec;
@@ -71,8 +72,9 @@ void expect_runs_each_task_once(Executor&& executor) {
 }
 
 template <class T, class Executor>
-std::vector<T> outputs(const spec& s, Executor&& executor) {
+std::vector<T> outputs(const spec& s, Executor&& executor, schedule_choice schedule = schedule_choice::panels) {
   problem<T> p(s);
+  p.args().schedule = schedule;
   std::vector<unsigned char> memory(diffattn::workspace_bytes(p.args(), executor.workers()), 0xff);
   EXPECT_EQ(diffattn::forward(p.args(), {memory.data(), memory.size()}, executor), status::ok);
   std::vector<T> all = p.out.values();
@@ -95,6 +97,21 @@ std::vector<spec> specs() {
       s.window = causal ? 33 : s.window, s.q_len = 1, s.batch = 40;
       all.push_back(s);
     }
+  return all;
+}
+
+/// Few units and many keys: the parts of a sequence are dealt out; many units: whole units are.
+std::vector<spec> decode_specs() {
+  std::vector<spec> all;
+  const auto add = [&all](index_t batch, index_t q_len, index_t kv_len, index_t window) {
+    spec s;
+    s.batch = batch, s.q_len = q_len, s.kv_len = kv_len, s.window = window, s.causal = true;
+    s.d = 5, s.width = 7, s.heads = 4, s.kv = 2, s.norm = diffattn::norm_kind::rms, s.q_amplitude = 5, s.ranges = batch == 3;
+    all.push_back(s);
+  };
+  add(1, 1, 700, diffattn::attention_mask::unlimited), add(1, 4, 6000, diffattn::attention_mask::unlimited);
+  add(1, 2, 6000, 1500), add(3, 4, 2300, diffattn::attention_mask::unlimited);
+  add(30, 1, 1025, diffattn::attention_mask::unlimited);
   return all;
 }
 
@@ -123,6 +140,60 @@ TYPED_TEST(Executors, AllGiveTheSame) {
   }
 }
 
+TYPED_TEST(Executors, AllGiveTheSameWhenDecoding) {
+  constexpr schedule_choice stream = schedule_choice::stream;
+  for (const spec& s : decode_specs()) {
+    SCOPED_TRACE(s.text());
+    const std::vector<TypeParam> serial = outputs<TypeParam>(s, diffattn::serial_executor(), stream);
+    EXPECT_TRUE(test::identical(outputs<TypeParam>(s, reversed_executor(), stream), serial)) << "reversed";
+    for (const index_t workers : {1, 2, 3, 8, 64})
+      EXPECT_TRUE(test::identical(outputs<TypeParam>(s, shuffled_executor(workers, 7), stream), serial))
+          << workers << " shuffled";
+    for (const int threads : {2, 3}) {
+      Eigen::ThreadPool pool(threads);
+      const Eigen::ThreadPoolDevice device(&pool, threads);
+      EXPECT_TRUE(test::identical(outputs<TypeParam>(s, diffattn::eigen_executor(device), stream), serial))
+          << threads << " Eigen threads";
+#if defined(_OPENMP)
+      EXPECT_TRUE(test::identical(outputs<TypeParam>(s, diffattn::openmp_executor(threads), stream), serial))
+          << threads << " OpenMP threads";
+#endif
+    }
+  }
+}
+
+// From a cache of 16-bit pages, with several threads on one sequence.
+TEST(Executor, SplitsASequenceOfACache) {
+  spec s;
+  s.q_len = 2, s.kv_len = 5000, s.d = 16, s.width = 32, s.heads = 2, s.kv = 1, s.causal = true;
+  problem<float> p(s);
+  diffattn::kv_cache_config config = p.cache_config({diffattn::kv_cache_kind::paged, 16});
+  for (const diffattn::storage type : test::float_storages) {
+    config.keys = config.values = type;
+    test::owned_cache cache(config);
+    cache.append(1, p.k.view(), p.v.view(), 0, 0, s.kv_len);
+    const index_t sequence = 1;
+    diffattn::forward_args<float> a = p.args();
+    a.k = a.v = {}, a.cache = cache->view(), a.sequences = &sequence;
+    const auto run = [&](auto&& executor) {
+      std::vector<unsigned char> memory(diffattn::workspace_bytes(a, executor.workers()), 0xff);
+      EXPECT_EQ(diffattn::forward(a, {memory.data(), memory.size()}, executor), status::ok);
+      return p.outputs();
+    };
+    for (const schedule_choice schedule : test::both_schedules) {
+      a.schedule = schedule;
+      const auto serial = run(diffattn::serial_executor());
+      SCOPED_TRACE(std::string(test::name(type)) + ", " + test::name(schedule));
+      for (const int threads : {2, 3}) {
+        Eigen::ThreadPool pool(threads);
+        const Eigen::ThreadPoolDevice device(&pool, threads);
+        p.expect_identical(run(diffattn::eigen_executor(device)), serial);
+      }
+      for (const index_t workers : {2, 64}) p.expect_identical(run(shuffled_executor(workers, 5)), serial);
+    }
+  }
+}
+
 TEST(Executor, EachTaskOnce) {
   expect_runs_each_task_once(diffattn::serial_executor());
   for (const int threads : {1, 2, 3}) {
@@ -141,14 +212,16 @@ TEST(Executor, EachTaskOnce) {
 TEST(Executor, EigenDeviceServesSeveralCallers) {
   Eigen::ThreadPool pool(2);
   const Eigen::ThreadPoolDevice device(&pool, 2);
-  const spec s = specs()[0];
-  const std::vector<float> serial = outputs<float>(s, diffattn::serial_executor());
-  std::vector<float> results[3];
-  std::vector<std::thread> callers;
-  for (std::vector<float>& r : results)
-    callers.emplace_back([&r, &s, &device] { r = outputs<float>(s, diffattn::eigen_executor(device)); });
-  for (std::thread& t : callers) t.join();
-  for (const std::vector<float>& r : results) EXPECT_TRUE(test::identical(r, serial));
+  for (const schedule_choice schedule : test::both_schedules) {
+    const spec s = schedule == schedule_choice::panels ? specs()[0] : decode_specs()[1];
+    const std::vector<float> serial = outputs<float>(s, diffattn::serial_executor(), schedule);
+    std::vector<float> results[3];
+    std::vector<std::thread> callers;
+    for (std::vector<float>& r : results)
+      callers.emplace_back([&] { r = outputs<float>(s, diffattn::eigen_executor(device), schedule); });
+    for (std::thread& t : callers) t.join();
+    for (const std::vector<float>& r : results) EXPECT_TRUE(test::identical(r, serial));
+  }
 }
 
 }  // namespace

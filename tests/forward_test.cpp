@@ -10,9 +10,12 @@
 namespace {
 
 using diffattn::index_t;
+using diffattn::schedule_choice;
 using diffattn::status;
+using test::both_schedules;
 using test::coefficient;
 using test::family;
+using test::name;
 using test::problem;
 using test::spec;
 
@@ -58,6 +61,19 @@ TYPED_TEST(Forward, LongContexts) {
   spec s;
   s.q_len = 97, s.kv_len = 9001, s.d = 130, s.width = 211, s.causal = true, s.norm = diffattn::norm_kind::rms;
   problem<TypeParam>(s).verify();
+}
+
+// The stream schedule cuts keys into parts of 1024 tokens, counted from token 0.
+TYPED_TEST(Forward, PartsOfTheKeys) {
+  for (const index_t kv_len : std::initializer_list<index_t>{1023, 1024, 1025, 2048, 2049, 3105})
+    for (const index_t q_len : std::initializer_list<index_t>{1, 4})
+      for (const index_t window : {diffattn::attention_mask::unlimited, index_t{1}, index_t{1024}, index_t{1030}}) {
+        spec s;
+        s.batch = 2, s.q_len = q_len, s.kv_len = kv_len, s.d = 3, s.width = 5, s.heads = 2, s.kv = 1;
+        s.causal = true, s.window = window, s.norm = diffattn::norm_kind::rms, s.q_amplitude = 5;
+        s.ranges = q_len == 4 && kv_len % 2 == 0, s.seed = static_cast<std::uint64_t>(kv_len);
+        problem<TypeParam>(s).verify();
+      }
 }
 
 TYPED_TEST(Forward, Widths) {
@@ -122,9 +138,12 @@ TYPED_TEST(Forward, LargestWindow) {
       unlimited.window = diffattn::attention_mask::unlimited;
       return unlimited;
     }());
-    ASSERT_EQ(test::run(p.args()), status::ok);
-    ASSERT_EQ(test::run(plain.args()), status::ok);
-    EXPECT_TRUE(identical(p.out.values(), plain.out.values(), p.shape())) << s.text();
+    for (const schedule_choice schedule : both_schedules) {
+      p.args().schedule = plain.args().schedule = schedule;
+      ASSERT_EQ(test::run(p.args()), status::ok);
+      ASSERT_EQ(test::run(plain.args()), status::ok);
+      EXPECT_TRUE(identical(p.out.values(), plain.out.values(), p.shape())) << s.text();
+    }
   }
 }
 
@@ -258,42 +277,76 @@ TYPED_TEST(Forward, NearCancellation) {
   }
 }
 
+// Also if the maximum rises from one part of the keys to the next.
 TYPED_TEST(Forward, EqualMapsCancelExactly) {
-  for (const diffattn::norm_kind kind : {diffattn::norm_kind::none, diffattn::norm_kind::rms, diffattn::norm_kind::group})
-    for (const double factor : {1.0, 0.3, -2.0}) {
-      spec s;
-      s.q_len = 37, s.kv_len = 133, s.causal = true, s.lambda_value = s.alpha_value = factor, s.norm = kind;
-      problem<TypeParam> p(s);
-      for (index_t c = 0; c < s.d; ++c) {
-        for (index_t t = 0; t < s.q_len; ++t) p.q.at(0, t, 1, c) = p.q.at(0, t, 0, c);
-        for (index_t t = 0; t < s.kv_len; ++t) p.k.at(0, t, 1, c) = p.k.at(0, t, 0, c);
-      }
-      ASSERT_EQ(test::run(p.args()), status::ok);
-      for (const TypeParam x : p.out.values()) ASSERT_EQ(x, TypeParam(0));
-    }
+  for (const schedule_choice schedule : both_schedules)
+    for (const index_t kv_len : std::initializer_list<index_t>{133, 1025, 2100})
+      for (const diffattn::norm_kind kind : {diffattn::norm_kind::none, diffattn::norm_kind::rms, diffattn::norm_kind::group})
+        for (const double factor : {1.0, 0.3, -2.0}) {
+          spec s;
+          s.q_len = kv_len == 133 ? 37 : 3, s.kv_len = kv_len, s.causal = true, s.lambda_value = s.alpha_value = factor,
+          s.norm = kind, s.raw = false;
+          problem<TypeParam> p(s);
+          for (index_t c = 0; c < s.d; ++c) {
+            for (index_t t = 0; t < s.q_len; ++t) p.q.at(0, t, 1, c) = p.q.at(0, t, 0, c);
+            for (index_t t = 0; t < s.kv_len; ++t) {
+              p.k.at(0, t, 0, c) *= static_cast<TypeParam>(1 + double(t) / 100);
+              p.k.at(0, t, 1, c) = p.k.at(0, t, 0, c);
+            }
+          }
+          p.args().schedule = schedule;
+          ASSERT_EQ(test::run(p.args()), status::ok);
+          for (const TypeParam x : p.out.values()) ASSERT_EQ(x, TypeParam(0)) << name(schedule) << ", " << kv_len << " keys";
+        }
 }
 
 TYPED_TEST(Forward, OutDoesNotDependOnOptionalOutputs) {
-  for (const index_t q_len : std::initializer_list<index_t>{5, 40}) {
-    std::vector<TypeParam> first;
-    for (const bool lse : {false, true})
-      for (const bool raw : {false, true}) {
-        spec s;
-        s.batch = 2, s.q_len = q_len, s.kv_len = 150, s.width = 9, s.heads = 2, s.kv = 1, s.causal = true, s.window = 60;
-        s.norm = diffattn::norm_kind::rms, s.lse = lse, s.raw = raw, s.q_amplitude = 20;
-        problem<TypeParam> p(s);
-        ASSERT_EQ(test::run(p.args()), status::ok);
-        if (first.empty()) first = p.out.values();
-        EXPECT_TRUE(identical(p.out.values(), first, p.shape())) << "lse " << lse << ", raw " << raw;
-      }
+  for (const schedule_choice schedule : both_schedules)
+    for (const index_t q_len : std::initializer_list<index_t>{5, 40}) {
+      std::vector<TypeParam> first;
+      for (const bool lse : {false, true})
+        for (const bool raw : {false, true}) {
+          spec s;
+          s.batch = 2, s.q_len = q_len, s.kv_len = 150, s.width = 9, s.heads = 2, s.kv = 1, s.causal = true, s.window = 60;
+          s.norm = diffattn::norm_kind::rms, s.lse = lse, s.raw = raw, s.q_amplitude = 20;
+          problem<TypeParam> p(s);
+          p.args().schedule = schedule;
+          ASSERT_EQ(test::run(p.args()), status::ok);
+          if (first.empty()) first = p.out.values();
+          EXPECT_TRUE(identical(p.out.values(), first, p.shape())) << name(schedule) << ", lse " << lse << ", raw " << raw;
+        }
+    }
+}
+
+// Documented in forward.hpp: by the rows that share values.
+TEST(Schedule, AutomaticGoesByShape) {
+  struct shape {
+    index_t q_len, heads, kv;
+    schedule_choice chosen;
+  };
+  for (const shape c : {shape{1, 4, 4, schedule_choice::stream}, shape{32, 4, 4, schedule_choice::stream},
+                        shape{33, 4, 4, schedule_choice::panels}, shape{8, 8, 2, schedule_choice::stream},
+                        shape{9, 8, 2, schedule_choice::panels}, shape{1, 32, 1, schedule_choice::stream},
+                        shape{1, 33, 1, schedule_choice::panels}}) {
+    spec s;
+    s.q_len = c.q_len, s.heads = c.heads, s.kv = c.kv, s.kv_len = 1100;
+    problem<float> p(s);
+    const std::size_t bytes = test::workspace_bytes(p.args());
+    ASSERT_EQ(test::run(p.args()), status::ok);
+    const auto automatic = p.outputs();
+    p.args().schedule = c.chosen;
+    EXPECT_EQ(bytes, test::workspace_bytes(p.args())) << s.text();
+    ASSERT_EQ(test::run(p.args()), status::ok);
+    p.expect_identical(p.outputs(), automatic);
   }
 }
 
 /// Runs `part` rows at a time, each batch entry alone, with the mask's offset moved along.
 template <class T>
-void expect_same_in_parts(const spec& s, index_t part) {
-  SCOPED_TRACE(s.text() + ", " + std::to_string(part) + " rows a call");
+void expect_same_in_parts(const spec& s, index_t part, schedule_choice schedule) {
+  SCOPED_TRACE(s.text() + ", " + std::to_string(part) + " rows a call, " + name(schedule));
   problem<T> whole(s), parts(s);
+  whole.args().schedule = parts.args().schedule = schedule;
   ASSERT_EQ(test::run(whole.args()), status::ok);
   const index_t offset = s.offset == diffattn::attention_mask::align_to_end ? s.kv_len - s.q_len : s.offset;
   for (index_t b = 0; b < s.batch; ++b)
@@ -317,10 +370,7 @@ void expect_same_in_parts(const spec& s, index_t part) {
       if (a.mask.key_ranges) a.mask.key_ranges += b;
       ASSERT_EQ(test::run(a), status::ok);
     }
-  EXPECT_TRUE(identical(parts.out.values(), whole.out.values(), whole.shape())) << "out";
-  EXPECT_TRUE(identical(parts.out1.values(), whole.out1.values(), whole.shape())) << "out1";
-  EXPECT_TRUE(identical(parts.lse1.values(), whole.lse1.values(), whole.row_shape())) << "lse1";
-  EXPECT_TRUE(identical(parts.lse2.values(), whole.lse2.values(), whole.row_shape())) << "lse2";
+  whole.expect_identical(parts.outputs(), whole.outputs());
 }
 
 // Row 0 of a causal square sees one key: both maps are exactly [1], whatever their scores.
@@ -335,8 +385,11 @@ TYPED_TEST(Forward, SingleKeysCancelExactly) {
     a.q = diffattn::view<const T>(q.data(), 1, 1, 2, 3), a.k = diffattn::view<const T>(k.data(), 1, 1, 2, 3);
     a.v = diffattn::view<const T>(v.data(), 1, 1, 1, 5), a.out = diffattn::view(out.data(), 1, 1, 1, 5);
     a.heads = diffattn::head_map::interleaved(1, 1), a.lambda = T(1), a.norm.eps = T(0);
-    ASSERT_EQ(test::run(a), status::ok);
-    for (const T x : out) EXPECT_EQ(x, T(0));
+    for (const schedule_choice schedule : both_schedules) {
+      a.schedule = schedule;
+      ASSERT_EQ(test::run(a), status::ok);
+      for (const T x : out) EXPECT_EQ(x, T(0)) << name(schedule);
+    }
   }
 }
 
@@ -350,7 +403,7 @@ TYPED_TEST(Forward, RowsDoNotDependOnTheirNeighbours) {
         s.batch = 2, s.q_len = 70, s.kv_len = 197, s.d = 7, s.width = 6, s.heads = 2, s.kv = 1;
         s.causal = causal, s.window = window, s.ranges = random.coin(), s.q_amplitude = random.pick<double>({1, 30});
         s.lambda = coefficient::per_token, s.norm = diffattn::norm_kind::rms;
-        expect_same_in_parts<TypeParam>(s, part);
+        for (const schedule_choice schedule : both_schedules) expect_same_in_parts<TypeParam>(s, part, schedule);
       }
 }
 
@@ -365,7 +418,7 @@ TYPED_TEST(Forward, MaskedKeysAreNeverRead) {
   const index_t none = diffattn::attention_mask::unlimited;
   for (const shape c : {shape{1, 33, 0, 1, 0, 33}, shape{5, 40, 10, none, 0, 40}, shape{40, 40, 0, none, 0, 40},
                         shape{40, 300, 100, 7, 0, 300}, shape{33, 300, 260, 40, 131, 270}, shape{70, 129, 59, none, 31, 128},
-                        shape{20, 64, 44, none, 33, 33}, shape{3, 260, 0, none, 2, 250}}) {
+                        shape{20, 64, 44, none, 33, 33}, shape{3, 260, 0, none, 2, 250}, shape{2, 2100, 1500, 300, 0, 2100}}) {
     spec s;
     s.q_len = c.q_len, s.kv_len = c.kv_len, s.causal = true, s.offset = c.offset, s.window = c.window, s.ranges = true,
     s.width = 19;
@@ -381,11 +434,13 @@ TYPED_TEST(Forward, MaskedKeysAreNeverRead) {
       for (index_t h = 0; h < 2; ++h) dirty.k.at(0, j, h, next % s.d) = bad[next % 3], ++next;
       dirty.v.at(0, j, 0, next % s.width) = bad[next % 3];
     }
-    ASSERT_EQ(test::run(clean.args()), status::ok);
-    ASSERT_EQ(test::run(dirty.args()), status::ok);
-    EXPECT_TRUE(identical(dirty.out.values(), clean.out.values(), clean.shape())) << s.text();
-    EXPECT_TRUE(identical(dirty.out2.values(), clean.out2.values(), clean.shape())) << s.text();
-    EXPECT_TRUE(identical(dirty.lse1.values(), clean.lse1.values(), clean.row_shape())) << s.text();
+    SCOPED_TRACE(s.text());
+    for (const schedule_choice schedule : both_schedules) {
+      clean.args().schedule = dirty.args().schedule = schedule;
+      ASSERT_EQ(test::run(clean.args()), status::ok);
+      ASSERT_EQ(test::run(dirty.args()), status::ok);
+      clean.expect_identical(dirty.outputs(), clean.outputs());
+    }
     dirty.verify();
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Tensors and results of the published implementations, in their own head order (tests/golden; kernel level). The files list
-// which heads belong together; the named head map of the family must say the same. The reference of these tests is held to the
-// stored results as well, so that it may be trusted elsewhere.
+// which heads belong together; the named head map of the family must say the same. All are run by both schedules, on tensors
+// and from caches. The reference of these tests is held to the stored results as well, so that it may be trusted elsewhere.
 
 #include <gtest/gtest.h>
 
@@ -16,6 +16,7 @@
 #include "support/calls.hpp"
 #include "support/compare.hpp"
 #include "support/golden.hpp"
+#include "support/ways.hpp"
 
 namespace {
 
@@ -24,6 +25,7 @@ using diffattn::head_map;
 using diffattn::index_t;
 using diffattn::status;
 using test::golden_file;
+using test::name;
 
 std::vector<std::string> files() {
   std::vector<std::string> found;
@@ -136,6 +138,7 @@ struct golden_case {
       const auto cut = [i](auto view, const std::vector<double>& starts) {
         view.data = view.at(0, static_cast<index_t>(starts[i]), 0),
         view.tokens = static_cast<index_t>(starts[i + 1] - starts[i]);
+        view.batch_stride = view.tokens * view.token_stride;
         return view;
       };
       diffattn::forward_args<T> a = args;
@@ -145,14 +148,25 @@ struct golden_case {
     return all;
   }
 
-  std::vector<T> run(const head_map& map, const diffattn::head_norm<T>& norm) {
-    std::fill(out.begin(), out.end(), std::numeric_limits<T>::quiet_NaN());
+  /// The result by each schedule, on tensors; caches must not change a bit.
+  std::vector<std::vector<T>> run(const head_map& map, const diffattn::head_norm<T>& norm) {
+    std::vector<std::vector<T>> results;
     for (diffattn::forward_args<T> a : calls()) {
       a.heads = map, a.norm = norm;
-      const status s = test::run(a);
-      EXPECT_EQ(s, status::ok) << message(s);
+      std::size_t way = 0;
+      test::for_each_way(a, [&](const diffattn::forward_args<T>& call) {
+        if (results.size() == way) results.emplace_back(out.size(), std::numeric_limits<T>::quiet_NaN());
+        std::fill(out.begin(), out.end(), std::numeric_limits<T>::quiet_NaN());
+        const status s = test::run(call);
+        EXPECT_EQ(s, status::ok) << message(s);
+        const auto rows = call.out.data - out.data(), size = call.out.batch * call.out.batch_stride;
+        std::copy_n(call.out.data, size, results[way++].begin() + rows);
+      });
     }
-    return out;
+    for (std::size_t way = 2; way < results.size(); ++way)
+      EXPECT_TRUE(test::identical(results[way], results[way % 2], shape())) << "cache " << way;
+    results.resize(2);
+    return results;
   }
 
   reference::result reference_result() const {
@@ -251,26 +265,113 @@ TEST_P(Golden, ReferenceAgrees) {
 template <class T>
 void verify(const std::string& path) {
   golden_case<T> c(path);
-  const std::vector<T> out = c.run(head_map::table(c.heads.data(), static_cast<index_t>(c.heads.size())), c.args.norm);
-  const std::vector<double> expected = c.expected("kernel.out", as_double(out));
+  const head_map listed = head_map::table(c.heads.data(), static_cast<index_t>(c.heads.size()));
+  const std::vector<std::vector<T>> out = c.run(listed, c.args.norm), by_name = c.run(named_heads(c.file), c.args.norm);
   // The authors' code in float32 came as near as ref_f32_kernel_diff. Another order of the same operations may be some times
   // further off; a few roundings of the largest result are allowed where it was lucky. Double is better by 2^-29, down to the
   // accuracy of the stored numbers.
-  double allowed = std::max(4 * c.file.number("ref_f32_kernel_diff"), 2e-7 * largest(expected));
   const bool cancels = path.find("near_cancel") != std::string::npos, peaky = path.find("peaky") != std::string::npos;
-  EXPECT_LE(allowed, cancels ? 3e-4 : peaky ? 2e-5 : 8e-6) << "the stored tolerance is wrong";
-  if (sizeof(T) == 8) allowed = allowed * 0x1p-29 + 2e-13;
-  EXPECT_TRUE(test::compare(out, expected, std::vector<double>(out.size(), allowed), c.shape())) << "out";
-
-  EXPECT_TRUE(test::identical(c.run(named_heads(c.file), c.args.norm), out, c.shape())) << "named head map";
+  for (std::size_t schedule = 0; schedule < 2; ++schedule) {
+    SCOPED_TRACE(name(test::both_schedules[schedule]));
+    const std::vector<double> expected = c.expected("kernel.out", as_double(out[schedule]));
+    double allowed = std::max(4 * c.file.number("ref_f32_kernel_diff"), 2e-7 * largest(expected));
+    EXPECT_LE(allowed, cancels ? 3e-4 : peaky ? 2e-5 : 8e-6) << "the stored tolerance is wrong";
+    if (sizeof(T) == 8) allowed = allowed * 0x1p-29 + 2e-13;
+    EXPECT_TRUE(test::compare(out[schedule], expected, std::vector<double>(expected.size(), allowed), c.shape())) << "out";
+    EXPECT_TRUE(test::identical(by_name[schedule], out[schedule], c.shape())) << "named head map";
+  }
 
   if (!c.file.has("kernel.diff")) return;
-  const std::vector<T> diff = c.run(named_heads(c.file), diffattn::head_norm<T>::none());
   const reference::result r = c.reference_result();
   std::vector<double> bound;
   for (const double e : r.diff.error)
     bound.push_back(std::min(e * double(std::numeric_limits<T>::epsilon()) / 2 + 2e-13, cancels ? 3e-6 : 8e-6));
-  EXPECT_TRUE(test::compare(diff, c.expected("kernel.diff", as_double(diff)), bound, c.shape())) << "diff";
+  for (const std::vector<T>& diff : c.run(named_heads(c.file), diffattn::head_norm<T>::none()))
+    EXPECT_TRUE(test::compare(diff, c.expected("kernel.diff", as_double(diff)), bound, c.shape())) << "diff";
+}
+
+/// Feeds a case through a cache in pieces of the given sizes; no row may change.
+template <class T>
+void expect_same_in_pieces(golden_case<T>& c, const std::vector<index_t>& pieces, const test::cache_choice& choice) {
+  const std::vector<std::vector<T>> expected = c.run(named_heads(c.file), c.args.norm);
+  const index_t kv_len = c.args.k.tokens, first_row = kv_len - c.args.q.tokens;
+  diffattn::kv_cache_config config;
+  config.heads = named_heads(c.file), config.key_width = c.args.k.width, config.value_width = c.args.v.width;
+  config.keys = config.values = diffattn::storage_of<T>;
+  config.kind = choice.kind, config.page_tokens = choice.page_tokens, config.sequences = c.args.q.batch;
+  config.capacity = kv_len;
+  if (choice.kind == test::kv_cache_kind::ring && c.args.mask.window > 0)
+    config.capacity = c.args.mask.window + *std::max_element(pieces.begin(), pieces.end()) - 1;
+  for (std::size_t schedule = 0; schedule < 2; ++schedule) {
+    SCOPED_TRACE(choice.text() + ", " + name(test::both_schedules[schedule]));
+    std::fill(c.out.begin(), c.out.end(), std::numeric_limits<T>::quiet_NaN());
+    test::owned_cache cache(config);
+    index_t begin = 0;
+    for (const index_t piece : pieces) {
+      const index_t end = begin + piece, row = begin - first_row;
+      for (index_t b = 0; b < c.args.q.batch; ++b) cache.append(b, c.args.k, c.args.v, b, begin, end);
+      begin = end;
+      if (row < 0) continue;  // a prefix whose results nobody kept
+      diffattn::forward_args<T> a = c.args;
+      const auto cut = [&](auto view) {
+        view.data = view.at(0, row, 0), view.tokens = piece;
+        return view;
+      };
+      a.q = cut(a.q), a.out = cut(a.out), a.k = a.v = {};
+      if (auto array = a.lambda.array(); array.data) {
+        array.data = &array.at(0, row, 0);
+        a.lambda = diffattn::lambda_view<T>::strided(array, true);  // the only ones that are not numbers
+      }
+      a.heads = config.heads, a.cache = cache->view(), a.schedule = test::both_schedules[schedule];
+      ASSERT_EQ(test::run(a), status::ok);
+    }
+    ASSERT_EQ(begin, kv_len);
+    EXPECT_TRUE(test::identical(c.out, expected[schedule], c.shape()));
+  }
+}
+
+// As the authors' caches were fed ("6,1,1,1,1,1,1,1"), and token by token.
+TEST_P(Golden, InPiecesFromCaches) {
+  golden_case<float> c(GetParam());
+  const index_t kv_len = c.args.k.tokens, prefix = kv_len - c.args.q.tokens;
+  if (!c.args.mask.causal || c.args.mask.key_ranges || c.file.has("kernel.cu_q")) return;
+  std::vector<std::vector<index_t>> ways(1, {prefix});
+  ways[0].resize(1 + static_cast<std::size_t>(c.args.q.tokens), 1);
+  if (prefix == 0) ways[0].erase(ways[0].begin());
+  const std::string calls = c.file.text("calls");
+  if (calls.find_first_not_of("0123456789,") == std::string::npos) {
+    const std::vector<long> list = c.file.indices("calls")[0];
+    ways.emplace_back(list.begin(), list.end());
+  }
+  for (const std::vector<index_t>& pieces : ways)
+    for (const test::cache_choice& choice : test::all_caches) expect_same_in_pieces(c, pieces, choice);
+}
+
+// The sequences of a packed file as they were run: each with its prefix in pages of one pool.
+TEST(GoldenFiles, PackedSequencesShareAPool) {
+  golden_case<float> c(std::string(DIFFATTN_GOLDEN_DIR) + "/motif2_gda_packed.safetensors");
+  const std::vector<std::vector<float>> expected = c.run(named_heads(c.file), c.args.norm);
+  const std::vector<diffattn::forward_args<float>> calls = c.calls();
+  for (const index_t page_tokens : {1, 16, 64})
+    for (std::size_t schedule = 0; schedule < 2; ++schedule) {
+      diffattn::kv_cache_config config;
+      config.heads = named_heads(c.file), config.key_width = c.args.k.width, config.value_width = c.args.v.width;
+      config.kind = test::kv_cache_kind::paged, config.page_tokens = page_tokens, config.sequences = 3, config.capacity = 34;
+      test::owned_cache cache(config);
+      for (index_t begin = 0; begin < 34; begin += 5)
+        for (index_t i = 0; i < 3; ++i) {
+          const diffattn::forward_args<float>& a = calls[static_cast<std::size_t>(i)];
+          if (begin < a.k.tokens) cache.append(i, a.k, a.v, 0, begin, std::min(begin + 5, a.k.tokens));
+        }
+      std::fill(c.out.begin(), c.out.end(), std::numeric_limits<float>::quiet_NaN());
+      for (index_t i = 0; i < 3; ++i) {
+        diffattn::forward_args<float> a = calls[static_cast<std::size_t>(i)];
+        a.k = a.v = {}, a.heads = config.heads, a.cache = cache->view(), a.sequences = &i;
+        a.schedule = test::both_schedules[schedule];
+        ASSERT_EQ(test::run(a), status::ok);
+      }
+      EXPECT_TRUE(test::identical(c.out, expected[schedule], c.shape())) << page_tokens << " tokens a page";
+    }
 }
 
 TEST_P(Golden, Float) {

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <diffattn/attention.hpp>
 #include <diffattn/forward.hpp>
 
@@ -18,14 +17,40 @@ class serial : public any_executor {
   }
 };
 
+template <class T>
+diffattn::status call(const diffattn::forward_args<T>& args, diffattn::workspace scratch, any_executor& executor) {
+  return diffattn::forward(args, scratch, executor);
+}
+template <class T>
+diffattn::status call(const diffattn::attention_args<T>& args, diffattn::workspace scratch, any_executor& executor) {
+  return diffattn::attention(args, scratch, executor);
+}
+
+}  // namespace
+
 template <class Args>
-diffattn::status run_guarded(const Args& args) {
+diffattn::status check(const Args& args) {
+  return diffattn::check(args);
+}
+
+template <class Args>
+std::size_t workspace_bytes(const Args& args, diffattn::index_t workers) {
+  return diffattn::workspace_bytes(args, workers);
+}
+
+template <class Args>
+diffattn::status run(const Args& args, diffattn::workspace scratch, any_executor& executor) {
+  return call(args, scratch, executor);
+}
+
+template <class Args>
+diffattn::status run(const Args& args) {
   constexpr std::size_t guard = 64;
   constexpr unsigned char fill = 0xff;  // all ones is a NaN
   const std::size_t bytes = diffattn::workspace_bytes(args);
   std::vector<unsigned char> memory(1 + bytes + guard, fill);
   serial executor;
-  const diffattn::status s = run(args, {memory.data() + 1, bytes}, executor);
+  const diffattn::status s = call(args, {memory.data() + 1, bytes}, executor);
   EXPECT_EQ(memory[0], fill) << "written before the workspace";
   for (std::size_t i = 1 + bytes; i < memory.size(); ++i)
     if (memory[i] != fill) {
@@ -35,35 +60,19 @@ diffattn::status run_guarded(const Args& args) {
   return s;
 }
 
-}  // namespace
+#define DIFFATTN_TEST_CALLS(Args)                                                          \
+  template diffattn::status check(const Args&);                                            \
+  template std::size_t workspace_bytes(const Args&, diffattn::index_t);                    \
+  template diffattn::status run(const Args&, diffattn::workspace, any_executor& executor); \
+  template diffattn::status run(const Args&);
 
-#define DIFFATTN_TEST_CALLS(T)                                                                                         \
-  diffattn::status check(const diffattn::forward_args<T>& args) {                                                      \
-    return diffattn::check(args);                                                                                      \
-  }                                                                                                                    \
-  diffattn::status check(const diffattn::attention_args<T>& args) {                                                    \
-    return diffattn::check(args);                                                                                      \
-  }                                                                                                                    \
-  std::size_t workspace_bytes(const diffattn::forward_args<T>& args, diffattn::index_t workers) {                      \
-    return diffattn::workspace_bytes(args, workers);                                                                   \
-  }                                                                                                                    \
-  std::size_t workspace_bytes(const diffattn::attention_args<T>& args, diffattn::index_t workers) {                    \
-    return diffattn::workspace_bytes(args, workers);                                                                   \
-  }                                                                                                                    \
-  diffattn::status run(const diffattn::forward_args<T>& args, diffattn::workspace scratch, any_executor& executor) {   \
-    return diffattn::forward(args, scratch, executor);                                                                 \
-  }                                                                                                                    \
-  diffattn::status run(const diffattn::attention_args<T>& args, diffattn::workspace scratch, any_executor& executor) { \
-    return diffattn::attention(args, scratch, executor);                                                               \
-  }                                                                                                                    \
-  diffattn::status run(const diffattn::forward_args<T>& args) {                                                        \
-    return run_guarded(args);                                                                                          \
-  }                                                                                                                    \
-  diffattn::status run(const diffattn::attention_args<T>& args) {                                                      \
-    return run_guarded(args);                                                                                          \
-  }
-
-DIFFATTN_TEST_CALLS(float)
-DIFFATTN_TEST_CALLS(double)
+DIFFATTN_TEST_CALLS(diffattn::forward_args<float>)
+DIFFATTN_TEST_CALLS(diffattn::forward_args<double>)
+DIFFATTN_TEST_CALLS(diffattn::forward_args<diffattn::f16>)
+DIFFATTN_TEST_CALLS(diffattn::forward_args<diffattn::bf16>)
+DIFFATTN_TEST_CALLS(diffattn::attention_args<float>)
+DIFFATTN_TEST_CALLS(diffattn::attention_args<double>)
+DIFFATTN_TEST_CALLS(diffattn::attention_args<diffattn::f16>)
+DIFFATTN_TEST_CALLS(diffattn::attention_args<diffattn::bf16>)
 
 }  // namespace test

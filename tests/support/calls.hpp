@@ -31,26 +31,20 @@ class any_executor {
   }
 };
 
-diffattn::status check(const diffattn::forward_args<float>& args);
-diffattn::status check(const diffattn::forward_args<double>& args);
-diffattn::status check(const diffattn::attention_args<float>& args);
-diffattn::status check(const diffattn::attention_args<double>& args);
+// Args is forward_args or attention_args of float, double, f16 or bf16.
 
-std::size_t workspace_bytes(const diffattn::forward_args<float>& args, diffattn::index_t workers = 1);
-std::size_t workspace_bytes(const diffattn::forward_args<double>& args, diffattn::index_t workers = 1);
-std::size_t workspace_bytes(const diffattn::attention_args<float>& args, diffattn::index_t workers = 1);
-std::size_t workspace_bytes(const diffattn::attention_args<double>& args, diffattn::index_t workers = 1);
+template <class Args>
+diffattn::status check(const Args& args);
+
+template <class Args>
+std::size_t workspace_bytes(const Args& args, diffattn::index_t workers = 1);
 
 /// forward or attention, by the type of the arguments.
-diffattn::status run(const diffattn::forward_args<float>& args, diffattn::workspace scratch, any_executor& executor);
-diffattn::status run(const diffattn::forward_args<double>& args, diffattn::workspace scratch, any_executor& executor);
-diffattn::status run(const diffattn::attention_args<float>& args, diffattn::workspace scratch, any_executor& executor);
-diffattn::status run(const diffattn::attention_args<double>& args, diffattn::workspace scratch, any_executor& executor);
+template <class Args>
+diffattn::status run(const Args& args, diffattn::workspace scratch, any_executor& executor);
 
 /// Serial, in a workspace that is exactly large enough, not aligned, full of NaN before the call and guarded behind its end.
-diffattn::status run(const diffattn::forward_args<float>& args);
-diffattn::status run(const diffattn::forward_args<double>& args);
-diffattn::status run(const diffattn::attention_args<float>& args);
-diffattn::status run(const diffattn::attention_args<double>& args);
+template <class Args>
+diffattn::status run(const Args& args);
 
 }  // namespace test

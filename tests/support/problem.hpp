@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// One call of the library with everything it needs: random inputs, outputs in guarded memory, and the same call for the
-// reference.
+// One call of the library with everything it needs: random inputs, outputs in guarded memory, the same call from caches, and
+// the same call for the reference.
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <diffattn/arguments.hpp>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -18,11 +19,11 @@
 #include "compare.hpp"
 #include "families.hpp"
 #include "random.hpp"
+#include "ways.hpp"
 
 namespace test {
 
 using diffattn::index_t;
-
 /// A tensor with gaps between its rows. Inputs have NaN in the gaps: who reads there finds out. Outputs have a number there
 /// that must survive the call.
 template <class T>
@@ -187,23 +188,92 @@ class problem {
     return p;
   }
 
-  /// Runs the library and the reference and compares all that was asked for.
-  void verify() {
-    SCOPED_TRACE(spec_.text());
-    ASSERT_EQ(run(args_), diffattn::status::ok);
-    const reference::result r = reference::attention(for_reference());
-    EXPECT_TRUE(compare(out.values(), r.out.value, tolerance(r.out), shape())) << "out";
-    const tensor<T>* const raw[2] = {&out1, &out2};
-    const tensor<T>* const lse[2] = {&lse1, &lse2};
+  /// All outputs of the last call.
+  struct results {
+    std::vector<T> out, raw[2], lse[2];
+  };
+  results outputs() const { return {out.values(), {out1.values(), out2.values()}, {lse1.values(), lse2.values()}}; }
+  void expect_identical(const results& a, const results& b) const {
+    EXPECT_TRUE(identical(a.out, b.out, shape())) << "out";
     for (int m = 0; m < 2; ++m) {
+      EXPECT_TRUE(identical(a.raw[m], b.raw[m], shape())) << "out" << m + 1;
+      EXPECT_TRUE(identical(a.lse[m], b.lse[m], row_shape())) << "lse" << m + 1;
+    }
+  }
+  void expect_near(const results& actual, const reference::result& r) const {
+    EXPECT_TRUE(compare(actual.out, r.out.value, tolerance(r.out), shape())) << "out";
+    for (std::size_t m = 0; m < 2; ++m) {
       if (spec_.raw) {
-        EXPECT_TRUE(compare(raw[m]->values(), r.av[m].value, tolerance(r.av[m]), shape())) << "out" << m + 1;
+        EXPECT_TRUE(compare(actual.raw[m], r.av[m].value, tolerance(r.av[m]), shape())) << "out" << m + 1;
       }
       if (spec_.lse) {
-        EXPECT_TRUE(compare(lse[m]->values(), r.lse[m].value, tolerance(r.lse[m]), row_shape())) << "lse" << m + 1;
+        EXPECT_TRUE(compare(actual.lse[m], r.lse[m].value, tolerance(r.lse[m]), row_shape())) << "lse" << m + 1;
       }
     }
-    for (tensor<T>* t : {&out, &out1, &out2, &lse1, &lse2}) EXPECT_TRUE(t->gaps_untouched()) << "written outside an output";
+  }
+
+  /// Runs the reference and the library by both schedules, and compares all that was asked for; then from caches, which must
+  /// not change a bit.
+  void verify() {
+    SCOPED_TRACE(spec_.text());
+    const reference::result r = reference::attention(for_reference());
+    for (const schedule_choice schedule : both_schedules) {
+      SCOPED_TRACE(name(schedule));
+      args_.schedule = schedule;
+      ASSERT_EQ(run(args_), diffattn::status::ok);
+      const results plain = outputs();
+      expect_near(plain, r);
+      for (tensor<T>* t : {&out, &out1, &out2, &lse1, &lse2}) EXPECT_TRUE(t->gaps_untouched()) << "written outside an output";
+      int place = static_cast<int>(schedule);
+      for (const cache_choice& c : all_caches)
+        if (is_small() || static_cast<std::uint64_t>(place++) % std::size(all_caches) == spec_.seed % std::size(all_caches))
+          verify_cached(c, plain);
+    }
+  }
+
+  /// What a cache must be for this call. A ring has room for no more than what is seen.
+  diffattn::kv_cache_config cache_config(const cache_choice& choice) const {
+    const index_t held = choice.kind == kv_cache_kind::ring ? spec_.kv_len - first_seen() : spec_.kv_len;
+    diffattn::kv_cache_config c;
+    c.heads = args_.heads, c.key_width = spec_.d, c.value_width = spec_.width;
+    c.keys = c.values = diffattn::storage_of<T>;
+    c.kind = choice.kind, c.sequences = spec_.batch + 1;
+    c.capacity = std::max(held, index_t{1}), c.page_tokens = choice.page_tokens;
+    return c;
+  }
+
+  /// The call with keys and values in a cache, sequence sequences[b] for entry b.
+  diffattn::forward_args<T> cached(owned_cache& from, const std::vector<index_t>& sequences) const {
+    diffattn::forward_args<T> a = args_;
+    a.k = a.v = {}, a.cache = from->view(), a.sequences = sequences.data();
+    return a;
+  }
+
+  void verify_cached(const cache_choice& choice, const results& plain) {
+    SCOPED_TRACE(choice.text());
+    std::vector<index_t> sequences;
+    for (index_t b = 0; b < spec_.batch; ++b) sequences.push_back(spec_.batch - b);
+    sequences.reserve(1);  // not null, even if there are none
+    owned_cache cache(cache_config(choice));
+    cache.append_in_turns(sequences, k.view(), v.view());
+    if (choice.kind == kv_cache_kind::paged) {  // what no row sees may be given back
+      for (const index_t s : sequences) EXPECT_EQ(cache->discard(s, first_seen()), diffattn::status::ok);
+    }
+    const std::vector<unsigned char> before = cache.memory();
+    const diffattn::status s = run(cached(cache, sequences));
+    ASSERT_EQ(s, diffattn::status::ok) << message(s);
+    expect_identical(outputs(), plain);
+    EXPECT_TRUE(cache.memory() == before) << "written to the cache";
+  }
+
+  /// The first key that some row of some entry sees; kv_len if none.
+  index_t first_seen() const {
+    const reference::problem<T> p = for_reference();
+    for (index_t j = 0; j < spec_.kv_len; ++j)
+      for (index_t b = 0; b < spec_.batch; ++b)
+        for (index_t i = 0; i < spec_.q_len; ++i)
+          if (p.allowed(b, i, j)) return j;
+    return spec_.kv_len;
   }
 
   /// The reference's bound for T, and room for weights too small for T: they count as 0.
@@ -220,6 +290,10 @@ class problem {
   static diffattn::token_head_view<T> per_row(const tensor<T>& t) {
     const diffattn::tensor_view<T>& v = t.view();
     return {v.data, v.batch_stride, v.token_stride, v.head_stride};
+  }
+  /// Small enough to be run from every kind of cache.
+  bool is_small() const {
+    return spec_.batch * spec_.heads * spec_.q_len * spec_.kv_len * (2 * spec_.d + spec_.width) <= 30'000;
   }
   void make_coefficient(coefficient kind, double value, std::vector<T>& memory, diffattn::lambda_view<T>& view) {
     if (kind == coefficient::number) {

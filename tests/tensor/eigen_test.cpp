@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <diffattn/eigen.hpp>
 #include <diffattn/forward.hpp>
 #include <type_traits>
@@ -138,6 +139,47 @@ TEST(EigenView, Vectors) {
   expect_view(view(row, 3), 1, 1, 3, 4, [&row](auto, auto, auto h, auto c) -> float& { return row(h * 4 + c); });
   Eigen::VectorXf column(5);  // five tokens of one channel
   expect_view(view(column, 1), 1, 5, 1, 1, [&column](auto, auto i, auto, auto) -> float& { return column(i); });
+}
+
+template <class T>
+class EigenViewOf16Bits : public testing::Test {};
+using types_of_16_bits = testing::Types<std::pair<Eigen::half, diffattn::f16>, std::pair<Eigen::bfloat16, diffattn::bf16>>;
+TYPED_TEST_SUITE(EigenViewOf16Bits, types_of_16_bits);
+
+/// Eigen's numbers where Eigen has them, as our type of the same bits, constant where they were.
+TYPED_TEST(EigenViewOf16Bits, BecomeOurTypes) {
+  using theirs = typename TypeParam::first_type;
+  using ours = typename TypeParam::second_type;
+  const auto bits = [](const theirs& x) { return Eigen::numext::bit_cast<std::uint16_t>(x); };
+
+  Eigen::Tensor<theirs, 4, Eigen::RowMajor> t(2, 3, 4, 5);
+  for (Eigen::Index i = 0; i < t.size(); ++i) t.data()[i] = static_cast<theirs>(static_cast<float>(i) - 60.25f);
+  const auto expect_bits = [&](auto&& seen) {
+    ASSERT_EQ(seen.tokens, 3);
+    ASSERT_EQ(seen.heads, 4);
+    for (int b = 0; b < 2; ++b)
+      for (int i = 0; i < 3; ++i)
+        for (int h = 0; h < 4; ++h)
+          for (int c = 0; c < 5; ++c) ASSERT_EQ(seen.at(b, i, h)[c].bits, bits(t(b, i, h, c)));
+  };
+  const Eigen::TensorMap<Eigen::Tensor<theirs, 4, Eigen::RowMajor>> map(t.data(), 2, 3, 4, 5);
+  const Eigen::TensorMap<const Eigen::Tensor<theirs, 4, Eigen::RowMajor>> constant_map(t.data(), 2, 3, 4, 5);
+  expect_bits(view(t)), expect_bits(view(std::as_const(t))), expect_bits(view(map)), expect_bits(view(constant_map));
+  static_assert(std::is_same_v<decltype(view(t)), tensor_view<ours>>);
+  static_assert(std::is_same_v<decltype(view(std::as_const(t))), tensor_view<const ours>>);
+  static_assert(std::is_same_v<decltype(view(map)), tensor_view<ours>>);
+  static_assert(std::is_same_v<decltype(view(constant_map)), tensor_view<const ours>>);
+
+  using matrix = Eigen::Matrix<theirs, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  matrix m(6, 20);  // the same tokens and heads
+  std::copy_n(t.data(), t.size(), m.data());
+  expect_bits(view(m, 4, 2)), expect_bits(view(std::as_const(m), 4, 2));
+  expect_bits(view(Eigen::Map<matrix>(m.data(), 6, 20), 4, 2)), expect_bits(view(m.middleCols(0, 20), 4, 2));
+  static_assert(std::is_same_v<decltype(view(m, 4)), tensor_view<ours>>);
+  static_assert(std::is_same_v<decltype(view(std::as_const(m), 4)), tensor_view<const ours>>);
+  static_assert(std::is_same_v<decltype(view(m.rightCols(5), 1)), tensor_view<ours>>);
+  static_assert(std::is_same_v<decltype(view(std::as_const(m).rightCols(5), 1)), tensor_view<const ours>>);
+  EXPECT_EQ(view(m, 3).tokens, -1);  // 20 columns are not 3 heads
 }
 
 TEST(EigenView, SizesThatDoNotDivideAreRefused) {

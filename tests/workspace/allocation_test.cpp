@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// forward(args, workspace, executor) takes no memory from the heap. This program replaces malloc and its relatives by ones
-// that count.
+// forward(args, workspace, executor) takes no memory from the heap, nor does a decode step: append and forward. This program
+// replaces malloc and its relatives by ones that count.
 
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <diffattn/attention.hpp>
+#include <diffattn/kv_cache.hpp>
 #if defined(_OPENMP)
 #include <diffattn/executor/openmp.hpp>
 #endif
@@ -120,6 +121,47 @@ void expect_no_allocation(Executor&& executor) {
   EXPECT_EQ(allocations, 0);
 }
 
+/// Steps of all kinds of caches and storage types: one token, four to verify, back by three.
+template <class Executor>
+void expect_no_allocation_in_decoding(Executor&& executor) {
+  using diffattn::kv_cache_kind;
+  using diffattn::storage;
+  tensors t;
+  for (const kv_cache_kind kind : {kv_cache_kind::contiguous, kv_cache_kind::ring, kv_cache_kind::paged})
+    for (const storage type : {storage::f32, storage::f16, storage::bf16, storage::int8, storage::q6}) {
+      diffattn::kv_cache_config config;
+      config.heads = t.args.heads, config.key_width = 16, config.value_width = 24, config.keys = config.values = type;
+      config.kind = kind, config.sequences = 2, config.capacity = kind == kv_cache_kind::ring ? 100 : 1500;
+      std::vector<unsigned char> memory(diffattn::kv_cache_bytes(config)), scratch_memory;
+      diffattn::kv_cache cache;
+      ASSERT_EQ(cache.open(config, {memory.data(), memory.size()}), status::ok);
+      for (int i = 0; i < 6; ++i) ASSERT_EQ(cache.append(t.args.k, t.args.v), status::ok);
+      diffattn::forward_args<float> a = t.args;
+      a.k = a.v = {}, a.cache = cache.view(), a.mask.window = 80;
+      const auto tokens = [](auto view, index_t n) {
+        view.tokens = n;
+        return view;
+      };
+      a.q = tokens(a.q, 4), a.out = tokens(a.out, 4), a.out1 = tokens(a.out1, 4);
+      scratch_memory.resize(2 * diffattn::workspace_bytes(a, executor.workers()));
+      const diffattn::workspace scratch{scratch_memory.data(), scratch_memory.size()};
+      ASSERT_EQ(diffattn::forward(a, scratch, executor), status::ok);
+      bool all_ok = true;
+      allocations = 0;
+      armed = true;
+      for (int step = 0; step < 20; ++step)
+        for (const index_t n : {1, 4}) {
+          a.q = tokens(a.q, n), a.out = tokens(a.out, n), a.out1 = tokens(a.out1, n);
+          all_ok &= cache.append(tokens(t.args.k, n), tokens(t.args.v, n)) == status::ok;
+          all_ok &= diffattn::forward(a, scratch, executor) == status::ok;
+          for (index_t s = 0; s < 2 && n == 4; ++s) all_ok &= cache.truncate(s, cache.length(s) - 3) == status::ok;
+        }
+      armed = false;
+      EXPECT_TRUE(all_ok);
+      EXPECT_EQ(allocations, 0);
+    }
+}
+
 TEST(Allocation, TheTrapWorks) {
   allocations = 0;
   armed = true;
@@ -136,6 +178,13 @@ TEST(Allocation, TheTrapWorks) {
 
 TEST(Allocation, SerialTakesNone) {
   expect_no_allocation(diffattn::serial_executor());
+}
+
+TEST(Allocation, DecodingTakesNone) {
+  expect_no_allocation_in_decoding(diffattn::serial_executor());
+#if defined(_OPENMP)
+  expect_no_allocation_in_decoding(diffattn::openmp_executor(2));
+#endif
 }
 
 #if defined(_OPENMP)

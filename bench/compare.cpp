@@ -4,19 +4,12 @@
 //
 //   compare [--smoke] [--table_out=FILE] [--benchmark_...]
 //
-// Every shape is checked against double arithmetic before it is timed. Repetitions of all shapes are interleaved at random, so
-// that a busy moment of the machine falls on all alike; the table gives medians.
+// Every shape is checked against double arithmetic before it is timed. The table gives medians.
 
-#include <benchmark/benchmark.h>
-
-#include <cstdio>
 #include <exception>
 #include <fstream>
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
 
+#include "harness.hpp"
 #include "peak.hpp"
 #include "problem.hpp"
 
@@ -24,7 +17,9 @@ namespace {
 
 using bench::contender;
 using bench::index_t;
+using bench::samples;
 using bench::shape;
+using bench::text;
 
 std::map<std::string, std::unique_ptr<bench::problem<float>>> problems;
 bool failed = false;
@@ -92,49 +87,6 @@ std::vector<shape> shapes(bool smoke) {
   return all;
 }
 
-/// The measurements of one benchmark, by repetition.
-struct samples {
-  std::vector<double> seconds, peak_fraction;
-
-  double median() const {
-    std::vector<double> sorted = seconds;
-    std::sort(sorted.begin(), sorted.end());
-    const std::size_t middle = sorted.size() / 2;
-    return sorted.size() % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
-  }
-  double best_fraction() const { return *std::max_element(peak_fraction.begin(), peak_fraction.end()); }
-};
-
-/// Passes medians on to the reporter that the flags ask for, keeps everything for the table.
-class collector : public benchmark::BenchmarkReporter {
- public:
-  explicit collector(benchmark::BenchmarkReporter* shown) : shown_(shown) {}
-
-  bool ReportContext(const Context& context) override { return shown_->ReportContext(context); }
-  void ReportRuns(const std::vector<Run>& runs) override {
-    std::vector<Run> medians;
-    for (const Run& run : runs) {
-      if (run.run_type == Run::RT_Aggregate) {
-        if (run.aggregate_name == "median") medians.push_back(run);
-      } else if (run.iterations > 0) {
-        samples& s = measured[run.run_name.function_name];
-        s.seconds.push_back(run.real_accumulated_time / static_cast<double>(run.iterations));
-        s.peak_fraction.push_back(run.counters.at("peak_fraction"));
-        if (run.repetitions == 1) medians.push_back(run);
-      } else {
-        medians.push_back(run);  // an error
-      }
-    }
-    if (!medians.empty()) shown_->ReportRuns(medians);
-  }
-  void Finalize() override { shown_->Finalize(); }
-
-  std::map<std::string, samples> measured;
-
- private:
-  benchmark::BenchmarkReporter* shown_;
-};
-
 class table {
  public:
   table(const std::vector<shape>& all, const std::map<std::string, samples>& measured) : all_(all), measured_(measured) {}
@@ -145,7 +97,7 @@ class table {
   }
   double time(contender who, const shape& s) const {
     const samples* found = find(who, s);
-    return found ? found->median() : std::nan("");
+    return found ? found->time() : std::nan("");
   }
 
   /// Medians in ms; peak fraction of the best repetition; the largest error of sampled rows against double, ours and unfused.
@@ -161,8 +113,8 @@ class table {
       std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %9.3f ms %12s | %8s %8s | %5.1f%% | %9.1e %9s%s\n",
                    s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours * 1e3,
                    standard * 1e3, text("%9.3f ms", unfused * 1e3).c_str(), text("%.3f", ours / standard).c_str(),
-                   text("%.2f", unfused / ours).c_str(), find(contender::differential, s)->best_fraction() * 100, p.error(),
-                   alone ? text("%.1e", p.unfused_error()).c_str() : "-", s.real ? "  real q, k, v" : "");
+                   text("%.2f", unfused / ours).c_str(), find(contender::differential, s)->best("peak_fraction") * 100,
+                   p.error(), alone ? text("%.1e", p.unfused_error()).c_str() : "-", s.real ? "  real q, k, v" : "");
     }
   }
 
@@ -205,20 +157,13 @@ class table {
       for (const contender c : {contender::differential, contender::standard, contender::unfused})
         to << '\t' << time(c, s) * 1e3;
       for (const contender c : {contender::differential, contender::standard, contender::unfused})
-        to << '\t' << (find(c, s) ? find(c, s)->best_fraction() * 100 : std::nan(""));
+        to << '\t' << (find(c, s) ? find(c, s)->best("peak_fraction") * 100 : std::nan(""));
       const auto& p = *problems.at(s.suffix("float"));
       to << '\t' << p.error() << '\t' << p.unfused_error() << '\n';
     }
   }
 
  private:
-  /// A number that was measured, or a dash.
-  static std::string text(const char* format, double x) {
-    char buffer[32];
-    std::snprintf(buffer, sizeof buffer, format, x);
-    return x == x ? buffer : "-";
-  }
-
   static void ratio(std::FILE* to, const shape& s, double r) {
     if (r == r)
       std::fprintf(to, " %s d=%d n=%d %.3f;", s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), r);
@@ -256,43 +201,19 @@ class table {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool smoke = false;
-  std::string table_file;
-  std::vector<std::string> text = {argv[0], "--benchmark_enable_random_interleaving=true"};
-  std::vector<std::string> given;
-  bool to_console = true;
-  for (int i = 1; i < argc; ++i) {
-    const std::string arg = argv[i];
-    if (arg == "--smoke")
-      smoke = true;
-    else if (arg.rfind("--table_out=", 0) == 0)
-      table_file = arg.substr(12);
-    else
-      given.push_back(arg);
-    if (arg.rfind("--benchmark_format=", 0) == 0 && arg != "--benchmark_format=console") to_console = false;
-  }
-  // Defaults first: a later flag of the user's wins.
-  text.push_back(smoke ? "--benchmark_repetitions=2" : "--benchmark_repetitions=11");
-  text.push_back(smoke ? "--benchmark_min_time=0.005" : "--benchmark_min_time=0.02");
-  text.insert(text.end(), given.begin(), given.end());
-  std::vector<char*> pointers;
-  for (std::string& t : text) pointers.push_back(t.data());
-  int count = static_cast<int>(pointers.size());
-  benchmark::Initialize(&count, pointers.data());
-  if (benchmark::ReportUnrecognizedArguments(count, pointers.data())) return 1;
-
+  bench::command_line flags;
+  if (!flags.parse(argc, argv, {"--benchmark_repetitions=11", "--benchmark_min_time=0.02"},
+                   {"--benchmark_repetitions=2", "--benchmark_min_time=0.005"}))
+    return 1;
   Eigen::setNbThreads(1);
-  const std::vector<shape> all = shapes(smoke);
+  const std::vector<shape> all = shapes(flags.smoke);
   for (const shape& s : all) add(s);
-  const std::unique_ptr<benchmark::BenchmarkReporter> shown(benchmark::CreateDefaultDisplayReporter());
-  collector results(shown.get());
-  benchmark::RunSpecifiedBenchmarks(&results);
-  const table rows(all, results.measured);
-  if (!results.measured.empty()) {
-    std::FILE* const to = to_console ? stdout : stderr;
-    rows.print(to);
-    rows.print_derived(to);
-    if (!table_file.empty()) rows.write(table_file);
+  const std::map<std::string, samples> measured = flags.run();
+  const table rows(all, measured);
+  if (!measured.empty()) {
+    rows.print(flags.table_stream());
+    rows.print_derived(flags.table_stream());
+    if (!flags.table_file.empty()) rows.write(flags.table_file);
   }
   benchmark::Shutdown();
   return failed ? 1 : 0;

@@ -3,29 +3,20 @@
 
 // One shape of the comparison: its tensors, the calls on them, and the check that comes before any timing.
 
-#define EIGEN_USE_THREADS
-#include <unsupported/Eigen/CXX11/Tensor>
-//
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <diffattn/attention.hpp>
-#include <diffattn/executor/eigen_thread_pool.hpp>
-#include <diffattn/forward.hpp>
 #include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <vector>
 
-#include "../tests/reference/reference.hpp"
 #include "../tests/support/golden.hpp"
+#include "check.hpp"
+#include "harness.hpp"
 #include "unfused.hpp"
 
 namespace bench {
-
-using diffattn::index_t;
 
 enum class contender { differential, standard, unfused };
 
@@ -93,10 +84,7 @@ class problem {
     standard_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d, order);
     standard_.out = diffattn::view(standard_out_.data(), 1, n, 2 * heads, d, order);
     standard_.mask = args_.mask;
-    if (s.threads > 1) {
-      pool_ = std::make_unique<Eigen::ThreadPool>(s.threads - 1);
-      device_ = std::make_unique<Eigen::ThreadPoolDevice>(pool_.get(), s.threads);
-    }
+    if (s.threads > 1) team_ = std::make_unique<team>(s.threads);
     scratch_.resize(std::max(diffattn::workspace_bytes(args_, s.threads), diffattn::workspace_bytes(standard_, s.threads)));
     check();
   }
@@ -111,8 +99,8 @@ class problem {
       diffattn::forward_args<T> a = args_;
       a.out.data = unfused_out_.data();
       for (index_t h = 0; h < shape_.heads; ++h) unfused_.head(a, 0, h);
-    } else if (device_) {
-      const diffattn::eigen_executor executor(*device_);
+    } else if (team_) {
+      const diffattn::eigen_executor executor = team_->executor();
       diffattn::throw_if_error(c == contender::differential ? forward(args_, w, executor) : attention(standard_, w, executor));
     } else {
       diffattn::throw_if_error(c == contender::differential ? forward(args_, w) : attention(standard_, w));
@@ -160,12 +148,9 @@ class problem {
 
   /// One query row as a problem of its own.
   reference::problem<T> reference_row(index_t row, const diffattn::tensor_view<const T>& v) const {
-    const auto tensor = [](const diffattn::tensor_view<const T>& t, index_t first) {
-      return reference::tensor<T>{t.at(0, first, 0), t.batch_stride, t.token_stride, t.head_stride};
-    };
     reference::problem<T> p;
     p.q_len = 1, p.kv_len = shape_.n, p.d = shape_.d;
-    p.q = tensor(args_.q, row), p.k = tensor(args_.k, 0), p.v = tensor(v, 0);
+    p.q = reference_tensor(args_.q, row), p.k = reference_tensor(args_.k), p.v = reference_tensor(v);
     p.scale = 1 / std::sqrt(static_cast<double>(shape_.d));
     p.causal = shape_.causal, p.offset = row;
     return p;
@@ -173,18 +158,11 @@ class problem {
 
   /// The largest error of one row; throws if it exceeds the reference's bound.
   double compare(const diffattn::tensor_view<const T>& out, index_t row, const reference::numbers& expected) const {
-    const double unit_roundoff = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
     double largest = 0;
-    for (index_t h = 0; h < out.heads; ++h)
-      for (index_t c = 0; c < out.width; ++c) {
-        const std::size_t i = static_cast<std::size_t>(h * out.width + c);
-        const double error = std::fabs(static_cast<double>(out.at(0, row, h)[c]) - expected.value[i]);
-        if (!(error <= expected.error[i] * unit_roundoff))
-          throw std::runtime_error("wrong result at " + shape_.suffix("float") + ", row " + std::to_string(row) + ", head " +
-                                   std::to_string(h) + ": error " + std::to_string(error / unit_roundoff) + " of " +
-                                   std::to_string(expected.error[i]) + " unit roundoffs");
-        largest = std::max(largest, error);
-      }
+    for (index_t h = 0; h < out.heads; ++h) {
+      const std::string where = shape_.suffix("float") + ", row " + std::to_string(row) + ", head " + std::to_string(h);
+      largest = std::max(largest, checked_error(out.at(0, row, h), out.width, expected, h * out.width, where));
+    }
     return largest;
   }
 
@@ -208,8 +186,7 @@ class problem {
   diffattn::forward_args<T> args_;
   diffattn::attention_args<T> standard_;
   std::vector<unsigned char> scratch_;
-  std::unique_ptr<Eigen::ThreadPool> pool_;
-  std::unique_ptr<Eigen::ThreadPoolDevice> device_;
+  std::unique_ptr<team> team_;
   unfused<T> unfused_;
   double error_ = 0, unfused_error_ = 0;
 };

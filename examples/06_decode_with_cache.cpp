@@ -16,13 +16,6 @@ using diffattn::throw_if_error;
 
 constexpr int prompt = 100, total = 108, heads = 8, kv_pairs = 2, width = 64;
 
-/// Tokens first … first + count - 1.
-template <class T>
-diffattn::tensor_view<T> slice(diffattn::tensor_view<T> x, diffattn::index_t first, diffattn::index_t count) {
-  x.data = x.at(0, first, 0), x.tokens = count;
-  return x;
-}
-
 bool decode(const char* name, diffattn::storage type, double tolerance) {
   tensor q(1, total, 2 * heads, width), k(1, total, 2 * kv_pairs, width), v(1, total, kv_pairs, 2 * width);
   tensor out(1, total, heads, 2 * width), expected(1, total, heads, 2 * width);
@@ -52,11 +45,13 @@ bool decode(const char* name, diffattn::storage type, double tolerance) {
   args.mask.causal = true;  // the last query is the last token of the cache
 
   const auto step = [&](int first, int count) {  // in a model: one layer
-    throw_if_error(rotate(rope, slice(diffattn::view(q), first, count), slice(diffattn::view(q), first, count), first));
-    throw_if_error(cache.append(0, slice(diffattn::view(k), first, count), slice(diffattn::view(v), first, count), rope));
-    args.q = slice(diffattn::view(q), first, count), args.out = slice(diffattn::view(out), first, count);
+    const auto queries = diffattn::view(q).token_range(first, count);
+    throw_if_error(rotate(rope, queries, queries, first));
+    args.q = queries, args.out = diffattn::view(out).token_range(first, count);
+    throw_if_error(
+        cache.append(0, diffattn::view(k).token_range(first, count), diffattn::view(v).token_range(first, count), rope));
     args.cache = cache.view();
-    scratch.resize(std::max(scratch.size(), workspace_bytes(args)));
+    scratch.resize(std::max(scratch.size(), workspace_bytes(args, 1, total)));  // grows no more after the first token
     throw_if_error(forward(args, {scratch.data(), scratch.size()}));
   };
   step(0, prompt);

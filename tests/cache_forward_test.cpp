@@ -108,6 +108,10 @@ void expect_decode_equals_prefill(const spec& s, const loop& l) {
     use(a, cache);
     const status error = test::run(a);
     ASSERT_EQ(error, status::ok) << message(error) << ", token " << t;
+    // A workspace for the longest sequence is enough on the way there.
+    for (const index_t workers : {1, 3, 16}) {
+      EXPECT_LE(test::workspace_bytes(a, workers), test::workspace_bytes(a, workers, s.kv_len)) << "token " << t;
+    }
     t = end;
   }
   const auto decoded = p.outputs();

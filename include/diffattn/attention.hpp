@@ -36,6 +36,15 @@ inline std::size_t workspace_bytes(const attention_args<T>& args, index_t worker
   return valid ? bytes_needed<1>(checks::one_map(args), workers) : 0;
 }
 
+/// Bytes of workspace for a call like this one while no sequence of its cache holds more than `kv_len` tokens: what a loop over
+/// tokens allocates once. 0 if the arguments are wrong.
+template <class T>
+inline std::size_t workspace_bytes(const attention_args<T>& args, index_t workers, index_t kv_len) noexcept {
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok && kv_len >= 0 &&
+                     kv_len < checks::limit / 64 && args.cache.is_given();
+  return valid ? bytes_needed<1>(schedule::with_length(checks::one_map(args), kv_len), workers) : 0;
+}
+
 /// Computes args.out; see `forward` in forward.hpp for the promises.
 template <class T, class Executor = serial_executor>
 inline status attention(const attention_args<T>& args, workspace scratch, Executor&& executor = Executor{}) noexcept {

@@ -57,6 +57,15 @@ inline std::size_t workspace_bytes(const forward_args<T>& args, index_t workers 
   return valid ? bytes_needed<2>(args, workers) : 0;
 }
 
+/// Bytes of workspace for a call like this one while no sequence of its cache holds more than `kv_len` tokens: what a loop over
+/// tokens allocates once. 0 if the arguments are wrong.
+template <class T>
+inline std::size_t workspace_bytes(const forward_args<T>& args, index_t workers, index_t kv_len) noexcept {
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok && kv_len >= 0 &&
+                     kv_len < checks::limit / 64 && args.cache.is_given();
+  return valid ? bytes_needed<2>(schedule::with_length(args, kv_len), workers) : 0;
+}
+
 /// Computes args.out. Serial unless an executor is given. Masked keys and values are not read into any sum; a row that may see
 /// no key gives 0 and log-sum-exp −∞; NaN in live input reaches its row and head and no other. Results are the same, bit for
 /// bit, for every executor, batch size and division of the queries into calls.

@@ -38,12 +38,15 @@ struct kv_view {
   index_t pages = 0;        ///< of the pool
   index_t table_pages = 1;  ///< pages of a sequence
   const std::int32_t* table = nullptr;       ///< [sequences][table_pages]; null: sequence s has page s (table_pages = 1)
-  const index_t* lengths = nullptr;          ///< [sequences] tokens written so far; null: page_tokens
+  const index_t* lengths = nullptr;          ///< [sequences] tokens written so far; null: `same_length`
+  index_t same_length = -1;                  ///< tokens of every sequence; -1: page_tokens
   const index_t* begins = nullptr;           ///< [sequences] the first token still held; null: 0
   const std::int32_t* references = nullptr;  ///< [pages] 0 marks a free page; null: every page holds data
 
   DIFFATTN_INLINE bool is_given() const noexcept { return page_tokens != 0 || sequences != 0 || keys.data || values.data; }
-  DIFFATTN_INLINE index_t length(index_t s) const noexcept { return lengths ? lengths[s] : page_tokens; }
+  DIFFATTN_INLINE index_t length(index_t s) const noexcept {
+    return lengths ? lengths[s] : same_length >= 0 ? same_length : page_tokens;
+  }
   DIFFATTN_INLINE index_t begin(index_t s) const noexcept { return begins ? begins[s] : 0; }
   /// Only for tokens that the sequence holds.
   DIFFATTN_INLINE index_t page(index_t s, index_t token) const noexcept {

@@ -30,6 +30,13 @@ struct tensor_view {
     return data ? data + (b * batch_stride + t * token_stride + h * head_stride) : nullptr;
   }
 
+  /// Tokens first … first + count - 1 of every batch entry.
+  DIFFATTN_INLINE tensor_view token_range(index_t first, index_t count) const noexcept {
+    tensor_view part = *this;
+    part.data = at(0, first, 0), part.tokens = count;
+    return part;
+  }
+
   /// A view of mutable data is a view of constant data.
   template <class U = T, std::enable_if_t<!std::is_const_v<U>, int> = 0>
   DIFFATTN_INLINE operator tensor_view<const U>() const noexcept {

@@ -37,6 +37,10 @@ template <class Args>
 std::size_t workspace_bytes(const Args& args, diffattn::index_t workers) {
   return diffattn::workspace_bytes(args, workers);
 }
+template <class Args>
+std::size_t workspace_bytes(const Args& args, diffattn::index_t workers, diffattn::index_t kv_len) {
+  return diffattn::workspace_bytes(args, workers, kv_len);
+}
 
 template <class Args>
 diffattn::status run(const Args& args, diffattn::workspace scratch, any_executor& executor) {
@@ -63,6 +67,7 @@ diffattn::status run(const Args& args) {
 #define DIFFATTN_TEST_CALLS(Args)                                                          \
   template diffattn::status check(const Args&);                                            \
   template std::size_t workspace_bytes(const Args&, diffattn::index_t);                    \
+  template std::size_t workspace_bytes(const Args&, diffattn::index_t, diffattn::index_t); \
   template diffattn::status run(const Args&, diffattn::workspace, any_executor& executor); \
   template diffattn::status run(const Args&);
 

@@ -39,6 +39,9 @@ diffattn::status check(const Args& args);
 template <class Args>
 std::size_t workspace_bytes(const Args& args, diffattn::index_t workers = 1);
 
+template <class Args>
+std::size_t workspace_bytes(const Args& args, diffattn::index_t workers, diffattn::index_t kv_len);
+
 /// forward or attention, by the type of the arguments.
 template <class Args>
 diffattn::status run(const Args& args, diffattn::workspace scratch, any_executor& executor);

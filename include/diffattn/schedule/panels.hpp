@@ -83,9 +83,12 @@ inline panel_plan<R> plan_panels(const forward_args<T>& a, index_t workers, aren
   bool copies_keys = false;
   for (index_t b = 0; b < a.q.batch; ++b) {
     const key_range all = keys_of_rows(a.mask, p.q_len, from.length(b), b, 0, p.q_len - 1);
-    const index_t chunks = (kernel::weight_span(all.begin, all.end) + kernel::chunk_keys - 1) / kernel::chunk_keys;
+    // Behind a window the keys may begin anywhere in a chunk: counted for the worst case, the memory of a call like this one
+    // with more keys is never less.
+    const index_t offset = all.begin > 0 ? kernel::chunk_keys - 1 : 0;
+    const index_t chunks = (all.end - all.begin + offset + kernel::chunk_keys - 1) / kernel::chunk_keys;
     if (chunks > p.chunks) p.chunks = chunks;
-    copies_keys |= !from.is_tensor<R>(from.keys(), all.begin, all.end);
+    copies_keys |= !from.is_tensor<R>(from.keys(), all.end);
   }
   if (copies_keys)
     for (index_t h = 0, begin = 0; h < p.heads; begin = h) {
@@ -130,8 +133,8 @@ inline void pack_task(const forward_args<T>& a, const panel_plan<R>& p, index_t 
   const index_t first_chunk = all.begin / kernel::chunk_keys;
   arena memory(p.worker_memory + static_cast<std::size_t>(worker) * p.worker_elements);
   R* const converted = carve_scratch<Maps, T>(p, memory).values;
-  const bool in_place = from.is_tensor<R>(from.values(), all.begin, all.end);
-  const bool copies_keys = !from.is_tensor<R>(from.keys(), all.begin, all.end);
+  const bool in_place = from.is_tensor<R>(from.values(), all.end);
+  const bool copies_keys = !from.is_tensor<R>(from.keys(), all.end);
   for (index_t i = 0; i < pack_keys / kernel::chunk_keys; ++i) {
     const index_t chunk = task * (pack_keys / kernel::chunk_keys) + i, key = (first_chunk + chunk) * kernel::chunk_keys;
     if (key >= all.end) return;
@@ -189,7 +192,7 @@ inline void block_task(const forward_args<T>& a, const panel_plan<R>& p, index_t
   job.rows = p.q_len - row < p.block_rows ? p.q_len - row : p.block_rows, job.d = p.d, job.dv = p.dv;
   job.scale = log2_scale(a);
   job.first_chunk = all.begin / kernel::chunk_keys;
-  const bool in_place = from.is_tensor<R>(from.keys(), all.begin, all.end);
+  const bool in_place = from.is_tensor<R>(from.keys(), all.end);
   job.first_key = in_place ? all.begin : job.first_chunk * kernel::chunk_keys;
   job.k_stride = in_place ? from.keys().token_stride / static_cast<index_t>(sizeof(R)) : p.d;
   for (int map = 0; map < Maps; ++map) {

@@ -40,13 +40,14 @@ class source {
     }
   }
 
-  /// Do the rows of tokens [begin, end) follow each other, as numbers of T where those may lie?
+  /// Do the rows of tokens [0, end) follow each other, as numbers of T where those may lie? Then a kernel can take them for a
+  /// tensor.
   template <class T>
-  DIFFATTN_INLINE bool is_tensor(const kv_rows& of, index_t begin, index_t end) const noexcept {
+  DIFFATTN_INLINE bool is_tensor(const kv_rows& of, index_t end) const noexcept {
     constexpr index_t size = static_cast<index_t>(sizeof(T));
     const bool aligned = reinterpret_cast<std::uintptr_t>(of.data) % sizeof(T) == 0 && of.page_stride % size == 0 &&
                          of.head_stride % size == 0 && of.token_stride % size == 0;
-    return of.type == storage_of<T> && aligned && (begin >= end || begin / view_.page_tokens == (end - 1) / view_.page_tokens);
+    return of.type == storage_of<T> && aligned && end <= view_.page_tokens;
   }
 
  private:
@@ -55,6 +56,16 @@ class source {
   kv_view view_;
   const index_t* sequences_;
 };
+
+/// The same call with `kv_len` tokens in every sequence of its cache, none forgotten and none padding: the most that it may
+/// come to need.
+template <class T>
+DIFFATTN_INLINE forward_args<T> with_length(const forward_args<T>& a, index_t kv_len) noexcept {
+  forward_args<T> longest = a;
+  longest.cache.lengths = longest.cache.begins = nullptr, longest.cache.same_length = kv_len;
+  longest.mask.key_ranges = nullptr;
+  return longest;
+}
 
 /// Keys that some query row of batch entry b sees among rows [first, last].
 DIFFATTN_INLINE key_range keys_of_rows(const attention_mask& mask, index_t q_len, index_t kv_len, index_t b, index_t first,

@@ -80,16 +80,21 @@ class stream_call {
     const unit_count n = count_units(a_.heads);
     units_ = n.units, most_heads_ = n.most_heads;
     for (index_t b = 0; b < a_.q.batch; ++b) {
-      const key_range parts = parts_of(b);
-      if (parts.end - parts.begin > parts_) parts_ = parts.end - parts.begin;
+      // Behind a window the keys may begin anywhere in a part: counted for the worst case, the memory of a call like this one
+      // with more keys is never less.
+      const key_range keys = keys_of(b);
+      const index_t offset = keys.begin > 0 ? part_keys - 1 : 0;
+      const index_t parts = (keys.end - keys.begin + offset + part_keys - 1) / part_keys;
+      if (keys.begin < keys.end && parts > parts_) parts_ = parts;
     }
     const index_t all = a_.q.batch * units_;
     split_ = workers > 1 && parts_ > 1 && all < workers * units_per_worker;
+    unit_slots_ = split_ || all < workers ? all : workers;
     first_head_ = memory.take<index_t>(static_cast<std::size_t>(units_ + 1));
     arena unit, worker;
     carve_unit(unit), carve_scratch(worker);
     unit_bytes_ = unit.bytes(), worker_bytes_ = worker.bytes();
-    unit_memory_ = memory.take<unsigned char>(unit_bytes_, static_cast<std::size_t>(split_ ? all : workers));
+    unit_memory_ = memory.take<unsigned char>(unit_bytes_, static_cast<std::size_t>(unit_slots_));
     worker_memory_ = memory.take<unsigned char>(worker_bytes_, static_cast<std::size_t>(workers));
   }
 
@@ -99,8 +104,8 @@ class stream_call {
     if (all == 0) return;
     list_units(a_.heads, first_head_);
     if (!split_) {
-      executor.run(all, [this](index_t u, index_t worker) {
-        const stream_unit<real> unit = unit_at(worker);
+      executor.run(all, [this, all](index_t u, index_t worker) {
+        const stream_unit<real> unit = unit_at(unit_slots_ == all ? u : worker);
         const stream_scratch<real> scratch = scratch_at(worker);
         const key_range parts = parts_of(u / units_);
         start(u, unit);
@@ -368,7 +373,8 @@ class stream_call {
   index_t kinds_ = 1;
   int map_of_kind_[3] = {Maps == 1 ? 0 : no_map, no_map, no_map};
   index_t units_ = 0, most_heads_ = 1, parts_ = 0;
-  bool split_ = false;  ///< the parts of units are dealt out, not units
+  bool split_ = false;      ///< the parts of units are dealt out, not units
+  index_t unit_slots_ = 0;  ///< units in work at a time
   index_t* first_head_ = nullptr;
   unsigned char *unit_memory_ = nullptr, *worker_memory_ = nullptr;
   std::size_t unit_bytes_ = 0, worker_bytes_ = 0;

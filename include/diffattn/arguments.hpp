@@ -15,7 +15,7 @@ DIFFATTN_NAMESPACE_BEGIN
 
 /// In which order a call works. `automatic` chooses by shape; the others are for measurements and tests.
 enum class schedule_choice {
-  automatic,  ///< stream for at most `stream_rows` output rows that share values (query rows × heads), else panels
+  automatic,  ///< stream for at most 8 queries of a sequence (4 in double), else panels
   panels,     ///< prefill: values are packed once, then each block of queries passes over all keys
   stream      ///< decode: every key and value is read once, for all query rows
 };

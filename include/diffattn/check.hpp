@@ -64,7 +64,7 @@ DIFFATTN_INLINE byte_range bytes_of(const T* data, const axis* axes, int n) noex
 template <class T>
 DIFFATTN_INLINE byte_range bytes_of(const tensor_view<T>& t) noexcept {
   const axis axes[4] = {{t.batch, t.batch_stride}, {t.tokens, t.token_stride}, {t.heads, t.head_stride}, {t.width, 1}};
-  return bytes_of(t.data, axes, 4);
+  return t.data ? bytes_of(t.data, axes, 4) : byte_range{};
 }
 
 template <class T, class U>

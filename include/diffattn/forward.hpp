@@ -15,14 +15,15 @@
 
 DIFFATTN_ISA_NAMESPACE_BEGIN
 
-/// Output rows that share values (query rows × heads of a unit) up to which a call streams. Beyond, the work for each key
-/// exceeds what the panels' packing costs.
-inline constexpr index_t stream_rows = 32;
+/// Queries of a sequence up to which a call streams, however many heads share a key: 8, or 4 in double. With more, the panels'
+/// registers are full enough to repay the packing (16 float queries: panels take 0.6 to 0.9 of the time, 8: 1.0 to 2.5).
+template <class T>
+inline constexpr index_t stream_queries = 32 / sizeof(compute_type<T>);
 
 template <class T>
 inline bool streams(const forward_args<T>& args) noexcept {
-  if (args.schedule != schedule_choice::automatic) return args.schedule == schedule_choice::stream;
-  return args.q.tokens <= stream_rows && args.q.tokens * schedule::count_units(args.heads).most_heads <= stream_rows;
+  return args.schedule == schedule_choice::stream ||
+         (args.schedule == schedule_choice::automatic && args.q.tokens <= stream_queries<T>);
 }
 
 /// Workspace of a call that `check` accepts: one map (standard attention) or two.
@@ -68,7 +69,7 @@ inline std::size_t workspace_bytes(const forward_args<T>& args, index_t workers,
 
 /// Computes args.out. Serial unless an executor is given. Masked keys and values are not read into any sum; a row that may see
 /// no key gives 0 and log-sum-exp −∞; NaN in live input reaches its row and head and no other. Results are the same, bit for
-/// bit, for every executor, batch size and division of the queries into calls.
+/// bit, for every executor, batch size, kind of cache and, within one schedule, division of the queries into calls.
 template <class T, class Executor = serial_executor>
 inline status forward(const forward_args<T>& args, workspace scratch, Executor&& executor = Executor{}) noexcept {
   if (const status s = check(args); s != status::ok) return s;

@@ -70,43 +70,65 @@ DIFFATTN_INLINE forward_args<T> as_forward(const merge_args<T>& a) noexcept {
   forward_args<T> f;
   f.q = {a.out.data, a.out.batch, a.out.tokens, 0, 1, 0, 0, 0, 1};
   f.out = a.out, f.lambda = a.lambda, f.alpha = a.alpha, f.norm = a.norm;
-  f.lse1 = a.lse1, f.lse2 = a.lse2, f.out1 = a.out1, f.out2 = a.out2;
+  f.lse1 = a.lse1, f.lse2 = a.lse2;
+  if (a.out1.data) f.out1 = a.out1;  // the sizes and strides of one that is not given mean nothing
+  if (a.out2.data) f.out2 = a.out2;
   return f;
+}
+
+/// Does a part have the sizes of `out`? Only the maps that are read count.
+template <int Maps, class T>
+inline bool fits(const attention_part<compute_type<T>>& part, const merge_args<T>& a) noexcept {
+  constexpr status wrong = status::merge_part_shape;
+  const bool empty = a.out.batch == 0 || a.out.tokens == 0 || a.out.heads == 0;
+  for (int m = 0; m < Maps; ++m) {
+    const auto& x = m == 0 ? part.out1 : part.out2;
+    const auto& lse = m == 0 ? part.lse1 : part.lse2;
+    if (checks::tensor(x, wrong, wrong, wrong) != status::ok || x.batch != a.out.batch || x.tokens != a.out.tokens ||
+        x.heads != a.out.heads || x.width != a.out.width || (!lse.data && !empty))
+      return false;
+    const index_t extents[3] = {checks::capped_product(a.out.batch, lse.batch_stride),
+                                checks::capped_product(a.out.tokens, lse.token_stride),
+                                checks::capped_product(a.out.heads, lse.head_stride)};
+    for (const index_t e : extents)
+      if (e >= checks::limit / 64) return false;
+  }
+  return true;
+}
+
+/// Does memory hold anything of parts that fit?
+template <int Maps, class T>
+inline bool intersects_parts(checks::byte_range r, const merge_args<T>& a) noexcept {
+  const checks::axis all[1] = {{a.count, 1}};
+  bool hit = checks::intersect(r, checks::bytes_of(a.parts, all, 1));
+  for (index_t p = 0; p < a.count && !hit; ++p) {
+    const attention_part<compute_type<T>>& x = a.parts[p];
+    hit = checks::intersect(r, checks::bytes_of(x.out1)) || checks::intersect(r, checks::bytes_of(x.lse1, a.out));
+    if (Maps == 2)
+      hit |= checks::intersect(r, checks::bytes_of(x.out2)) || checks::intersect(r, checks::bytes_of(x.lse2, a.out));
+  }
+  return hit;
 }
 
 template <int Maps, class T>
 inline status check(const merge_args<T>& a) noexcept {
   static_assert(is_element<T>, "diffattn takes tensors of float, double, f16 and bf16");
-  using real = compute_type<T>;
   status s = checks::tensor(a.out, status::out_null, status::out_size, status::out_width_stride);
   if (s != status::ok) return s;
-  if (!a.parts || a.count <= 0) return status::merge_parts;
+  if (!a.parts || a.count <= 0 || a.count >= checks::limit / 64) return status::merge_parts;
   const forward_args<T> f = as_forward(a);
   if ((s = checks::coefficients(f)) != status::ok) return s;
   if (!checks::distinct(a.out)) return status::out_strides;
+  const checks::byte_range out = checks::bytes_of(a.out);
+  for (const checks::byte_range& p : checks::parameters_of(f).ranges)
+    if (checks::intersect(out, p)) return status::out_overlaps_parameter;
   if ((s = checks::optional_outputs(f)) != status::ok) return s;
-  const checks::byte_range written[5] = {checks::bytes_of(a.out), checks::bytes_of(a.out1), checks::bytes_of(a.out2),
-                                         checks::bytes_of(a.lse1, a.out), checks::bytes_of(a.lse2, a.out)};
-  const checks::axis parts_axis[1] = {{a.count, 1}};
-  const checks::byte_range parts = checks::bytes_of(a.parts, parts_axis, 1);
-  for (const checks::byte_range& w : written)
-    if (checks::intersect(w, parts)) return status::merge_part_shape;
-  const bool empty = a.out.batch == 0 || a.out.tokens == 0 || a.out.heads == 0;
   for (index_t p = 0; p < a.count; ++p)
-    for (int m = 0; m < Maps; ++m) {
-      const tensor_view<const real>& x = m == 0 ? a.parts[p].out1 : a.parts[p].out2;
-      const token_head_view<const real>& lse = m == 0 ? a.parts[p].lse1 : a.parts[p].lse2;
-      constexpr status wrong = status::merge_part_shape;
-      if (checks::tensor(x, wrong, wrong, wrong) != status::ok || x.batch != a.out.batch || x.tokens != a.out.tokens ||
-          x.heads != a.out.heads || x.width != a.out.width || (!lse.data && !empty))
-        return wrong;
-      const index_t strides[3] = {lse.batch_stride, lse.token_stride, lse.head_stride};
-      const index_t sizes[3] = {a.out.batch, a.out.tokens, a.out.heads};
-      for (int i = 0; i < 3; ++i)
-        if (checks::capped_product(sizes[i], strides[i]) >= checks::limit / 64) return wrong;
-      for (const checks::byte_range& w : written)
-        if (checks::intersect(w, checks::bytes_of(x)) || checks::intersect(w, checks::bytes_of(lse, a.out))) return wrong;
-    }
+    if (!fits<Maps>(a.parts[p], a)) return status::merge_part_shape;
+  const checks::byte_range written[5] = {out, checks::bytes_of(f.out1), checks::bytes_of(f.out2),
+                                         checks::bytes_of(a.lse1, a.out), checks::bytes_of(a.lse2, a.out)};
+  for (const checks::byte_range& w : written)
+    if (intersects_parts<Maps>(w, a)) return status::merge_part_shape;
   return status::ok;
 }
 
@@ -152,6 +174,8 @@ inline status run(const merge_args<T>& a, workspace scratch, Executor& executor)
   if (const status s = checks::workers(workers); s != status::ok) return s;
   if (const status s = checks::memory(as_forward(a), scratch, bytes_needed(a, workers)); s != status::ok) return s;
   if (rows == 0) return status::ok;
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(scratch.data);
+  if (intersects_parts<Maps>({at, at + scratch.bytes}, a)) return status::workspace_overlap;
   constexpr index_t step = task_rows<T>;
   arena memory(scratch.data);
   real* const pieces = memory.take<real>(static_cast<std::size_t>(3 * step * dv), static_cast<std::size_t>(workers));
@@ -164,22 +188,26 @@ inline status run(const merge_args<T>& a, workspace scratch, Executor& executor)
         f(i, row / a.out.heads / a.out.tokens, t, h);
       }
     };
+    real scale[step] = {};
     each_row([&](index_t i, index_t b, index_t t, index_t h) {
       const token_head_view<real>* const lse[2] = {&a.lse1, &a.lse2};
       const tensor_view<real>* const raw[2] = {&a.out1, &a.out2};
       real* const map[2] = {first + i * dv, second + i * dv};
+      real keys[2] = {};  // 0: the map has none
       for (int m = 0; m < Maps; ++m) {
         const real total = merge_row(a.parts, a.count, m, b, t, h, dv, map[m]);
+        keys[m] = total == -std::numeric_limits<real>::infinity() ? real(0) : real(1);
         if (lse[m]->data) lse[m]->at(b, t, h) = total;
         if (raw[m]->data) kernel::write_row(map[m], dv, raw[m]->at(b, t, h));
       }
+      scale[i] = real(1);
       if (Maps == 1) return;
-      const real alpha = a.alpha.at(b, t, h), lambda = a.lambda.at(b, t, h);
-      for (index_t c = 0; c < dv; ++c) map[0][c] = alpha * map[0][c] - lambda * map[1][c];
+      // As `forward` mixes: equal maps with equal factors cancel to exactly 0.
+      const kernel::coefficients<real> mix = kernel::mix_maps(a.alpha.at(b, t, h), a.lambda.at(b, t, h), keys[0], keys[1]);
+      for (index_t c = 0; c < dv; ++c) map[0][c] = mix.c1 * map[0][c] - mix.c2 * map[1][c];
+      scale[i] = mix.scale;
     });
-    real one[step];
-    for (real& x : one) x = real(1);
-    kernel::normalise_rows(first, dv, count, dv, one, a.norm, lanes);
+    kernel::normalise_rows(first, dv, count, dv, scale, a.norm, lanes);
     each_row([&](index_t i, index_t b, index_t t, index_t h) { kernel::write_row(first + i * dv, dv, a.out.at(b, t, h)); });
   });
   return status::ok;
@@ -200,11 +228,13 @@ inline status check(const merge_attention_args<T>& args) noexcept {
 /// Bytes of workspace for an executor with `workers` workers; 0 if the arguments are wrong or nothing is to be done.
 template <class T>
 inline std::size_t workspace_bytes(const merge_args<T>& args, index_t workers = 1) noexcept {
-  return checks::workers(workers) == status::ok && check(args) == status::ok ? merging::bytes_needed(args, workers) : 0;
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok;
+  return valid ? merging::bytes_needed(args, workers) : 0;
 }
 template <class T>
 inline std::size_t workspace_bytes(const merge_attention_args<T>& args, index_t workers = 1) noexcept {
-  return workspace_bytes(merging::one_map(args), workers);
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok;
+  return valid ? merging::bytes_needed(merging::one_map(args), workers) : 0;
 }
 
 /// Computes args.out from the parts. A part whose log-sum-exp is −∞ is not read; NaN in a part reaches its row and head.

@@ -5,6 +5,7 @@
 
 #include <diffattn/attention.hpp>
 #include <diffattn/forward.hpp>
+#include <diffattn/merge.hpp>
 
 namespace test {
 namespace {
@@ -24,6 +25,14 @@ diffattn::status call(const diffattn::forward_args<T>& args, diffattn::workspace
 template <class T>
 diffattn::status call(const diffattn::attention_args<T>& args, diffattn::workspace scratch, any_executor& executor) {
   return diffattn::attention(args, scratch, executor);
+}
+template <class T>
+diffattn::status call(const diffattn::merge_args<T>& args, diffattn::workspace scratch, any_executor& executor) {
+  return diffattn::merge(args, scratch, executor);
+}
+template <class T>
+diffattn::status call(const diffattn::merge_attention_args<T>& args, diffattn::workspace scratch, any_executor& executor) {
+  return diffattn::merge(args, scratch, executor);
 }
 
 }  // namespace
@@ -67,17 +76,20 @@ diffattn::status run(const Args& args) {
 #define DIFFATTN_TEST_CALLS(Args)                                                          \
   template diffattn::status check(const Args&);                                            \
   template std::size_t workspace_bytes(const Args&, diffattn::index_t);                    \
-  template std::size_t workspace_bytes(const Args&, diffattn::index_t, diffattn::index_t); \
   template diffattn::status run(const Args&, diffattn::workspace, any_executor& executor); \
   template diffattn::status run(const Args&);
+#define DIFFATTN_TEST_CALLS_WITH_KEYS(Args) \
+  DIFFATTN_TEST_CALLS(Args)                 \
+  template std::size_t workspace_bytes(const Args&, diffattn::index_t, diffattn::index_t);
+#define DIFFATTN_TEST_ALL_CALLS(T)                           \
+  DIFFATTN_TEST_CALLS_WITH_KEYS(diffattn::forward_args<T>)   \
+  DIFFATTN_TEST_CALLS_WITH_KEYS(diffattn::attention_args<T>) \
+  DIFFATTN_TEST_CALLS(diffattn::merge_args<T>)               \
+  DIFFATTN_TEST_CALLS(diffattn::merge_attention_args<T>)
 
-DIFFATTN_TEST_CALLS(diffattn::forward_args<float>)
-DIFFATTN_TEST_CALLS(diffattn::forward_args<double>)
-DIFFATTN_TEST_CALLS(diffattn::forward_args<diffattn::f16>)
-DIFFATTN_TEST_CALLS(diffattn::forward_args<diffattn::bf16>)
-DIFFATTN_TEST_CALLS(diffattn::attention_args<float>)
-DIFFATTN_TEST_CALLS(diffattn::attention_args<double>)
-DIFFATTN_TEST_CALLS(diffattn::attention_args<diffattn::f16>)
-DIFFATTN_TEST_CALLS(diffattn::attention_args<diffattn::bf16>)
+DIFFATTN_TEST_ALL_CALLS(float)
+DIFFATTN_TEST_ALL_CALLS(double)
+DIFFATTN_TEST_ALL_CALLS(diffattn::f16)
+DIFFATTN_TEST_ALL_CALLS(diffattn::bf16)
 
 }  // namespace test

@@ -31,7 +31,7 @@ class any_executor {
   }
 };
 
-// Args is forward_args or attention_args of float, double, f16 or bf16.
+// Args is forward_args, attention_args, merge_args or merge_attention_args of float, double, f16 or bf16.
 
 template <class Args>
 diffattn::status check(const Args& args);
@@ -39,10 +39,11 @@ diffattn::status check(const Args& args);
 template <class Args>
 std::size_t workspace_bytes(const Args& args, diffattn::index_t workers = 1);
 
+/// Not for merging.
 template <class Args>
 std::size_t workspace_bytes(const Args& args, diffattn::index_t workers, diffattn::index_t kv_len);
 
-/// forward or attention, by the type of the arguments.
+/// forward, attention or merge, by the type of the arguments.
 template <class Args>
 diffattn::status run(const Args& args, diffattn::workspace scratch, any_executor& executor);
 

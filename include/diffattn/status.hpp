@@ -159,7 +159,8 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::workspace_null: return "workspace: data is null";
     case status::workspace_too_small: return "workspace: smaller than workspace_bytes";
     case status::workspace_overlap: return "workspace: overlaps another argument";
-    case status::rope_table: return "rope: the table is null, a size negative or odd, or a parameter of its config out of range";
+    case status::rope_table:
+      return "rope: the table is null, a size negative or odd, or a parameter of its config out of range";
     case status::rope_width: return "rope: rotates more channels than a head has";
     case status::rope_position: return "rope: a position lies outside the table";
     case status::cache_config:

@@ -525,6 +525,13 @@ TEST(Check, DoesNotWalkThroughAbsurdHeads) {
   EXPECT_EQ(test::check(c.args), status::heads_missing);
 }
 
+TEST(Check, StridesOfAnEmptyBatchAreNotUsed) {
+  call c;
+  c.args.q.batch = c.args.k.batch = c.args.v.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0;
+  c.args.k.batch_stride = c.args.v.batch_stride = std::numeric_limits<index_t>::max();
+  EXPECT_EQ(c.run(), status::ok);
+}
+
 TEST(Check, ThrowIfError) {
   EXPECT_NO_THROW(diffattn::throw_if_error(status::ok));
   try {
@@ -621,6 +628,9 @@ TEST(Check, WhatIsFineInACache) {
     c.args.cache.table = c.pages.data();
   });
   expect_ok([](call& c) { c.args.q.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0; });
+  expect_ok([](call& c) {  // an empty vector's data() may be null
+    c.args.q.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0, c.args.sequences = nullptr;
+  });
 }
 
 TEST(Check, StorageBelongsToTheComputingType) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <diffattn/forward.hpp>
 #include <diffattn/kv_cache.hpp>
 #include <iterator>
 #include <limits>
@@ -456,7 +457,7 @@ TEST(KvCache, HeadsFollowFromTheMap) {
 }
 
 TEST(KvCache, ViewOfEachKind) {
-  EXPECT_FALSE(kv_cache().view().is_given());
+  EXPECT_TRUE(kv_cache().view().is_given());  // a cache, if not one that a call accepts
   EXPECT_FALSE(kv_cache().is_open());
   for (const kv_cache_kind kind : kinds) {
     opened o(make_config(kind, storage::bf16, 3, 50));
@@ -536,6 +537,35 @@ TEST(KvCache, OpenForgetsWhatTheMemoryHeld) {
   model m(c);
   expect_same(o.cache, m);
   ASSERT_EQ(o.cache.append(k.view(), v.view()), status::ok);
+}
+
+TEST(KvCache, AttachGoesOnWithACopyOfTheMemory) {
+  test::random_source random(8);
+  const kv_cache_config c = make_config(kv_cache_kind::paged, storage::int8, 2, 40, 4);
+  std::vector<unsigned char> memory(kv_cache_bytes(c) + 64), elsewhere(memory.size() + 64);
+  const auto aligned = [](std::vector<unsigned char>& m) {
+    return m.data() + (64 - reinterpret_cast<std::uintptr_t>(m.data()) % 64) % 64;
+  };
+  kv_cache cache, restored;
+  ASSERT_EQ(cache.open(c, {aligned(memory), kv_cache_bytes(c)}), status::ok);
+  tensor<float> k(2, 9, 2, 40, random), v(2, 9, 1, 24, random);
+  ASSERT_EQ(cache.append(k.view(), v.view()), status::ok);
+  ASSERT_EQ(cache.fork(0, 1), status::ok);
+  std::memcpy(aligned(elsewhere), aligned(memory), kv_cache_bytes(c));
+  ASSERT_EQ(restored.attach(c, {aligned(elsewhere), kv_cache_bytes(c)}), status::ok);
+  tensor<float> k2(1, 3, 2, 40, random), v2(1, 3, 1, 24, random);
+  for (kv_cache* x : {&cache, &restored}) ASSERT_EQ(x->append(0, k2.view(), v2.view()), status::ok);
+  EXPECT_EQ(std::memcmp(aligned(elsewhere), aligned(memory), kv_cache_bytes(c)), 0);
+}
+
+TEST(KvCache, ViewOfAnUnopenedCacheIsRefusedAsOne) {
+  diffattn::forward_args<float> a;
+  const float q[8] = {};
+  float out[4];
+  a.q = diffattn::view<const float>(q, 1, 1, 2, 4), a.out = diffattn::view(out, 1, 1, 1, 4);
+  a.heads = head_map::interleaved(1, 1), a.lambda = 0.5f;
+  a.cache = kv_cache{}.view();
+  EXPECT_EQ(diffattn::check(a), status::cache_shape);
 }
 
 // ---------------------------------------------------------------------------------------------- errors

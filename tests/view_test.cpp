@@ -111,6 +111,28 @@ TYPED_TEST(LongestCall, WorkspaceLastsUpToItsLength) {
     }
 }
 
+// Padding, a window or an offset may let the keys begin and end anywhere.
+TYPED_TEST(LongestCall, WorkspaceLastsWhateverTheMask) {
+  const std::vector<float> data(1000);
+  std::vector<float> out(1000);
+  test::random_source random(7);
+  for (int repeat = 0; repeat < 4000; ++repeat) {
+    const index_t longest = random.integer(0, 5000), length = random.integer(0, longest), workers = random.integer(1, 5);
+    TypeParam a = cached_call<TypeParam>(data, out, length);
+    a.schedule = test::both_schedules[repeat % 2];
+    diffattn::key_range ranges[2];
+    for (diffattn::key_range& r : ranges) r.begin = random.integer(0, length), r.end = random.integer(r.begin, length);
+    if (random.integer(0, 1)) a.mask.key_ranges = ranges;
+    a.mask.causal = random.integer(0, 1) != 0;
+    if (a.mask.causal && random.integer(0, 1)) a.mask.window = random.integer(1, longest + 1);
+    if (a.mask.causal && random.integer(0, 1)) a.mask.offset = random.integer(-5, longest + 5);
+    ASSERT_EQ(test::check(a), status::ok);
+    EXPECT_LE(test::workspace_bytes(a, workers), test::workspace_bytes(a, workers, longest))
+        << "length " << length << " of " << longest << ", window " << a.mask.window << ", offset " << a.mask.offset << ", "
+        << ranges[0].begin << " … " << ranges[0].end << ", " << test::name(a.schedule);
+  }
+}
+
 TYPED_TEST(LongestCall, NoWorkspaceForWrongArguments) {
   const std::vector<float> data(1000);
   std::vector<float> out(1000);

@@ -40,8 +40,8 @@ inline std::size_t workspace_bytes(const attention_args<T>& args, index_t worker
 /// tokens allocates once. 0 if the arguments are wrong.
 template <class T>
 inline std::size_t workspace_bytes(const attention_args<T>& args, index_t workers, index_t kv_len) noexcept {
-  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok && kv_len >= 0 &&
-                     kv_len < checks::limit / 64 && args.cache.is_given();
+  const bool valid = checks::workers(workers) == status::ok && check(args) == status::ok &&
+                     checks::length_is_possible(checks::one_map(args), kv_len);
   return valid ? bytes_needed<1>(schedule::with_length(checks::one_map(args), kv_len), workers) : 0;
 }
 

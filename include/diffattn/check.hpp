@@ -225,6 +225,8 @@ DIFFATTN_INLINE status cache_rows(const kv_rows& r, const kv_view& kv) noexcept 
                               capped_product(kv.page_tokens, r.token_stride)};
   for (const index_t e : extents)
     if (e >= limit / 8) return status::cache_shape;
+  if (capped_product(capped_product(kv.page_tokens, kv.table_pages), capped_product(r.heads, r.width)) >= limit / 64)
+    return status::cache_shape;
   if (!r.data && kv.pages > 0) return status::cache_shape;
   const int type = static_cast<int>(r.type);
   const bool known = type >= 0 && type <= static_cast<int>(storage::q6);
@@ -243,7 +245,7 @@ DIFFATTN_INLINE status cache(const forward_args<T>& a) noexcept {
   status s = cache_rows<T>(kv.keys, kv);
   if (s == status::ok) s = cache_rows<T>(kv.values, kv);
   if (s != status::ok) return s;
-  if (!a.sequences && a.q.batch != kv.sequences) return status::cache_sequence;
+  if (!a.sequences && a.q.batch != kv.sequences && a.q.batch != 0) return status::cache_sequence;
   for (index_t b = 0; b < a.q.batch; ++b) {
     const index_t n = a.sequences ? a.sequences[b] : b;
     if (n < 0 || n >= kv.sequences) return status::cache_sequence;
@@ -412,6 +414,14 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
 /// The number of workers of an executor.
 DIFFATTN_INLINE status workers(index_t n) noexcept {
   return n < 1 ? status::executor_workers : n > max_workers ? status::workspace_overflow : status::ok;
+}
+
+/// May sequences grow to `kv_len` tokens, as far as arithmetic goes?
+template <class T>
+DIFFATTN_INLINE bool length_is_possible(const forward_args<T>& a, index_t kv_len) noexcept {
+  const index_t heads = a.q.heads + a.cache.keys.heads + a.cache.values.heads;
+  return a.cache.is_given() && kv_len >= 0 &&
+         capped_product(capped_product(kv_len, a.q.width + a.out.width), heads) < limit / 64;
 }
 
 /// The memory of a call: large enough, and apart from every tensor.

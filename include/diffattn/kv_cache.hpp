@@ -45,6 +45,12 @@ class kv_cache {
  public:
   /// Starts with empty sequences, whatever the memory holds. Errors: those of `check`, cache_memory.
   inline status open(const kv_cache_config& config, workspace memory) noexcept {
+    const status s = attach(config, memory);
+    return s == status::ok ? reset() : s;
+  }
+  /// Goes on with what the memory holds: another handle's cache of the same config, or a copy of its memory, also from a file.
+  /// (It holds no addresses. A copy must lie equally far behind a multiple of 64.) Errors: those of `open`.
+  inline status attach(const kv_cache_config& config, workspace memory) noexcept {
     arena counter;
     cache::parts parts;
     if (const status s = cache::plan(config, counter, parts); s != status::ok) return s;
@@ -54,13 +60,17 @@ class kv_cache {
     config_ = config, parts_ = parts, memory_ = {memory.data, counter.bytes()};
     std::memset(parts.seen, 0, static_cast<std::size_t>(config.sequences));
     if (is_paged()) std::memset(parts.writers, 0, static_cast<std::size_t>(parts.view.pages) * sizeof(std::int32_t));
-    return reset();
+    return status::ok;
   }
 
   DIFFATTN_INLINE bool is_open() const noexcept { return memory_.data != nullptr; }
   DIFFATTN_INLINE const kv_cache_config& config() const noexcept { return config_; }
   /// Not given before `open`; follows every change until the memory is opened again or freed.
-  DIFFATTN_INLINE kv_view view() const noexcept { return parts_.view; }
+  DIFFATTN_INLINE kv_view view() const noexcept {
+    kv_view v = parts_.view;
+    if (!is_open()) v.sequences = -1;  // refused as a cache, not taken for "no cache given"
+    return v;
+  }
   /// Tokens written so far and the first one still held; 0 for a sequence that does not exist.
   DIFFATTN_INLINE index_t length(index_t s) const noexcept { return has(s) ? parts_.lengths[s] : 0; }
   DIFFATTN_INLINE index_t begin(index_t s) const noexcept { return has(s) ? parts_.begins[s] : 0; }
@@ -92,6 +102,9 @@ class kv_cache {
     }
     return status::ok;
   }
+  /// Not a sequence but a null pointer: ambiguous to the reader.
+  template <class K, class V>
+  status append(const tensor_view<K>& k, const tensor_view<V>& v, int) = delete;
   /// The same for one sequence; batch must be 1.
   template <class K, class V>
   inline status append(index_t sequence, const tensor_view<K>& k, const tensor_view<V>& v,

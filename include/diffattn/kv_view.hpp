@@ -57,9 +57,10 @@ struct kv_view {
 /// Tensors [batch, tokens, heads, width] as they lie, each batch entry a sequence of one page.
 template <class T>
 DIFFATTN_INLINE kv_view view_of_tensors(const tensor_view<const T>& k, const tensor_view<const T>& v) noexcept {
-  constexpr index_t size = static_cast<index_t>(sizeof(T));
-  const auto rows = [](const tensor_view<const T>& t) {
-    return kv_rows{t.data, storage_of<T>, t.heads, t.width, t.batch_stride * size, t.head_stride * size, t.token_stride * size};
+  // The stride of an axis without a second element may be any number; it is not used.
+  const auto bytes = [](index_t stride) { return static_cast<index_t>(static_cast<std::uint64_t>(stride) * sizeof(T)); };
+  const auto rows = [bytes](const tensor_view<const T>& t) {
+    return kv_rows{t.data, storage_of<T>, t.heads, t.width, bytes(t.batch_stride), bytes(t.head_stride), bytes(t.token_stride)};
   };
   kv_view view;
   view.keys = rows(k), view.values = rows(v);

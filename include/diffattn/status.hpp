@@ -148,7 +148,8 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::out_overlaps_k: return "out: overlaps k";
     case status::out_overlaps_v: return "out: overlaps v";
     case status::out_overlaps_parameter:
-      return "out: overlaps lambda, alpha, norm.weight, norm.bias, mask.key_ranges or the head table";
+      return "out: overlaps lambda, alpha, norm.weight, norm.bias, mask.key_ranges, the head table, sequences or an array of "
+             "the cache";
     case status::lse_strides: return "lse: two elements share an address";
     case status::lse_overlap: return "lse: overlaps another argument";
     case status::raw_out_shape: return "out1/out2: shape or width stride differs from that of out";

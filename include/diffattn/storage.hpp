@@ -64,7 +64,7 @@ using compute_type = std::conditional_t<std::is_same_v<T, double>, double, float
 inline constexpr index_t q6_block = 32, q6_block_bytes = 26;
 
 /// Bytes of one row of `width` numbers.
-constexpr index_t row_bytes(storage type, index_t width) noexcept {
+DIFFATTN_INLINE constexpr index_t row_bytes(storage type, index_t width) noexcept {
   switch (type) {
     case storage::f64: return 8 * width;
     case storage::f32: return 4 * width;

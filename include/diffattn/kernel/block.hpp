@@ -27,11 +27,6 @@ struct block_scratch {
   T* out;       ///< [group][padded_channels][lane]
 };
 
-/// Keys for which a differential block keeps weights, at most: [lo, hi) from the chunk that holds lo.
-constexpr index_t weight_span(index_t lo, index_t hi) noexcept {
-  return hi - lo / chunk_keys * chunk_keys;
-}
-
 template <int Maps, int Vectors, class T>
 DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch<T>& scratch) noexcept {
   using group_t = group<Maps, Vectors, T>;

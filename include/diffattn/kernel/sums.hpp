@@ -11,8 +11,7 @@ DIFFATTN_ISA_NAMESPACE_BEGIN
 namespace kernel {
 
 /// out[row][channel] += Σ_key weight[row][key] · v[key][channel] for Rows rows, the keys of a run and Steps steps of channels
-/// from `channel` on; with Part one step, of which only the channels below `width` exist. `fetch_width` channels of each row
-/// ahead are fetched.
+/// from `channel` on; with Part one step, of which only the channels below `width` exist.
 template <storage Type, int Rows, int Steps, bool Part, class T>
 DIFFATTN_INLINE void sum_tile(const T* weights, index_t w_step, const row_run& values, index_t channel, index_t width, T* out,
                               index_t out_step) noexcept {

@@ -83,10 +83,7 @@ inline panel_plan<R> plan_panels(const forward_args<T>& a, index_t workers, aren
   bool copies_keys = false;
   for (index_t b = 0; b < a.q.batch; ++b) {
     const key_range all = keys_of_rows(a.mask, p.q_len, from.length(b), b, 0, p.q_len - 1);
-    // Behind a window the keys may begin anywhere in a chunk: counted for the worst case, the memory of a call like this one
-    // with more keys is never less.
-    const index_t offset = all.begin > 0 ? kernel::chunk_keys - 1 : 0;
-    const index_t chunks = (all.end - all.begin + offset + kernel::chunk_keys - 1) / kernel::chunk_keys;
+    const index_t chunks = most_pieces(all.end - all.begin, all.end, kernel::chunk_keys);
     if (chunks > p.chunks) p.chunks = chunks;
     copies_keys |= !from.is_tensor<R>(from.keys(), all.end);
   }

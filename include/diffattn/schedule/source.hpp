@@ -57,13 +57,20 @@ class source {
   const index_t* sequences_;
 };
 
-/// The same call with `kv_len` tokens in every sequence of its cache, none forgotten and none padding: the most that it may
-/// come to need.
+/// Pieces of `size` keys, counted from key 0, that any `keys` keys before `end` may touch. Never less for more keys: so the
+/// memory of a call bounds that of every call like it with fewer.
+constexpr index_t most_pieces(index_t keys, index_t end, index_t size) noexcept {
+  const index_t anywhere = (keys + 2 * (size - 1)) / size, before_end = (end + size - 1) / size;
+  return keys <= 0 ? 0 : anywhere < before_end ? anywhere : before_end;
+}
+
+/// The same call with `kv_len` tokens in every sequence of its cache, none forgotten, none padding, the last query at the last
+/// token: the most that it may come to need.
 template <class T>
 DIFFATTN_INLINE forward_args<T> with_length(const forward_args<T>& a, index_t kv_len) noexcept {
   forward_args<T> longest = a;
   longest.cache.lengths = longest.cache.begins = nullptr, longest.cache.same_length = kv_len;
-  longest.mask.key_ranges = nullptr;
+  longest.mask.key_ranges = nullptr, longest.mask.offset = attention_mask::align_to_end;
   return longest;
 }
 

@@ -80,12 +80,9 @@ class stream_call {
     const unit_count n = count_units(a_.heads);
     units_ = n.units, most_heads_ = n.most_heads;
     for (index_t b = 0; b < a_.q.batch; ++b) {
-      // Behind a window the keys may begin anywhere in a part: counted for the worst case, the memory of a call like this one
-      // with more keys is never less.
       const key_range keys = keys_of(b);
-      const index_t offset = keys.begin > 0 ? part_keys - 1 : 0;
-      const index_t parts = (keys.end - keys.begin + offset + part_keys - 1) / part_keys;
-      if (keys.begin < keys.end && parts > parts_) parts_ = parts;
+      const index_t parts = most_pieces(keys.end - keys.begin, keys.end, part_keys);
+      if (parts > parts_) parts_ = parts;
     }
     const index_t all = a_.q.batch * units_;
     split_ = workers > 1 && parts_ > 1 && all < workers * units_per_worker;

@@ -42,6 +42,9 @@ struct row_run {
   const float* scales = nullptr;
 
   DIFFATTN_INLINE const unsigned char* row(index_t i) const noexcept { return data + i * stride; }
+  DIFFATTN_INLINE row_run part(index_t first, index_t rows) const noexcept {
+    return {row(first), stride, rows, ahead, scales ? scales + first : nullptr};
+  }
 };
 
 /// Brings a row near. Rows of whole cache lines need it with each load only, which costs no loop of its own.

@@ -237,6 +237,7 @@ DIFFATTN_INLINE status cache_rows(const kv_rows& r, const kv_view& kv) noexcept 
 template <class T>
 DIFFATTN_INLINE status cache(const forward_args<T>& a) noexcept {
   const kv_view& kv = a.cache;
+  const schedule::source from(a);
   if (a.k.data || a.v.data || a.k.tokens != 0 || a.v.tokens != 0) return status::cache_and_tensors;
   if (kv.sequences < 0 || kv.pages < 0 || kv.page_tokens <= 0 || kv.table_pages <= 0 || (!kv.table && kv.table_pages != 1) ||
       kv.pages > std::numeric_limits<std::int32_t>::max() || capped_product(kv.sequences, kv.table_pages) >= limit / 64 ||
@@ -247,7 +248,7 @@ DIFFATTN_INLINE status cache(const forward_args<T>& a) noexcept {
   if (s != status::ok) return s;
   if (!a.sequences && a.q.batch != kv.sequences && a.q.batch != 0) return status::cache_sequence;
   for (index_t b = 0; b < a.q.batch; ++b) {
-    const index_t n = a.sequences ? a.sequences[b] : b;
+    const index_t n = from.sequence(b);
     if (n < 0 || n >= kv.sequences) return status::cache_sequence;
     if (kv.begin(n) < 0 || kv.length(n) < kv.begin(n) || kv.length(n) >= limit / 64) return status::cache_shape;
   }
@@ -258,8 +259,9 @@ DIFFATTN_INLINE status cache(const forward_args<T>& a) noexcept {
 template <class T>
 DIFFATTN_INLINE status cache_pages(const forward_args<T>& a) noexcept {
   const kv_view& kv = a.cache;
+  const schedule::source from(a);
   for (index_t b = 0; b < a.q.batch && a.q.tokens > 0; ++b) {
-    const index_t n = a.sequences ? a.sequences[b] : b;
+    const index_t n = from.sequence(b);
     const key_range seen = schedule::keys_of_rows(a.mask, a.q.tokens, kv.length(n), b, 0, a.q.tokens - 1);
     if (seen.begin >= seen.end) continue;
     if (seen.begin < kv.begin(n) || kv.length(n) - seen.begin > kv.page_tokens * kv.table_pages) return status::cache_range;

@@ -16,9 +16,9 @@
 
 #include <cstring>
 
+#include "kernel/rows.hpp"
 #include "kv_cache_config.hpp"
 #include "rope.hpp"
-#include "simd/encode.hpp"
 
 DIFFATTN_ISA_NAMESPACE_BEGIN
 namespace cache {
@@ -26,15 +26,6 @@ namespace cache {
 /// A row to write to: the pools are const for those who read the view, not for the cache.
 DIFFATTN_INLINE unsigned char* writable(const kv_rows& rows, index_t page, index_t head, index_t row) noexcept {
   return const_cast<unsigned char*>(rows.at(page, head, row));
-}
-
-/// Elements as numbers to compute with.
-template <class T>
-DIFFATTN_INLINE void widen(const T* x, index_t n, compute_type<T>* out) noexcept {
-  if constexpr (std::is_same_v<T, compute_type<T>>)
-    std::memcpy(out, x, static_cast<std::size_t>(n) * sizeof(T));
-  else
-    simd::decode_row_as<storage_of<T>>(reinterpret_cast<const unsigned char*>(x), n, out);
 }
 
 }  // namespace cache
@@ -65,7 +56,7 @@ class kv_cache {
 
   DIFFATTN_INLINE bool is_open() const noexcept { return memory_.data != nullptr; }
   DIFFATTN_INLINE const kv_cache_config& config() const noexcept { return config_; }
-  /// Not given before `open`; follows every change until the memory is opened again or freed.
+  /// Refused by every call before `open`; follows every change until the memory is opened again or freed.
   DIFFATTN_INLINE kv_view view() const noexcept {
     kv_view v = parts_.view;
     if (!is_open()) v.sequences = -1;  // refused as a cache, not taken for "no cache given"
@@ -278,7 +269,7 @@ class kv_cache {
     for (index_t h = 0; h < rows.heads; ++h) {
       const T* const from = x.at(b, t, h);
       unsigned char* const to = cache::writable(rows, parts_.view.page(s, position), h, position % parts_.view.page_tokens);
-      const auto read = [&](index_t i, index_t n, real* block) { cache::widen(from + i, n, block); };
+      const auto read = [&](index_t i, index_t n, real* block) { kernel::read_row(from + i, n, block); };
       if (!rope.is_given()) {
         simd::encode_row<real>(rows.type, rows.width, read, to);
         continue;

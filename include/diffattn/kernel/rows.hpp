@@ -14,22 +14,6 @@ constexpr index_t padded_row(index_t width) noexcept {
   return round_up(width, q6_block);
 }
 
-/// f(type) with the storage type as a constant.
-template <class T, class F>
-DIFFATTN_INLINE void with_storage(storage type, F&& f) noexcept {
-  if constexpr (std::is_same_v<T, double>) {
-    f(std::integral_constant<storage, storage::f64>{});
-  } else {
-    switch (type) {
-      case storage::f16: return f(std::integral_constant<storage, storage::f16>{});
-      case storage::bf16: return f(std::integral_constant<storage, storage::bf16>{});
-      case storage::int8: return f(std::integral_constant<storage, storage::int8>{});
-      case storage::q6: return f(std::integral_constant<storage, storage::q6>{});
-      default: return f(std::integral_constant<storage, storage::f32>{});
-    }
-  }
-}
-
 /// `count` rows, `stride` bytes apart. (Not a list of pointers: with addresses that are loaded the hardware reads ahead less,
 /// 18 GB/s instead of 25.)
 struct row_run {
@@ -54,6 +38,9 @@ DIFFATTN_INLINE void fetch_row(const unsigned char* row, index_t bytes) noexcept
 template <storage Type>
 inline constexpr bool fetches_with_loads = Type == storage::f32 || Type == storage::f64;
 
+/// Rows that are unpacked at a time: those of a score tile.
+inline constexpr index_t unpacked_rows = 16;
+
 /// The numbers of a row without its scale, in whole registers: `to` is padded.
 template <storage Type, class T>
 DIFFATTN_INLINE void unpack_row(const unsigned char* row, index_t width, T* to) noexcept {
@@ -70,13 +57,13 @@ DIFFATTN_INLINE void unpack_row(const unsigned char* row, index_t width, T* to) 
 
 /// f(type, run, first) with the storage type as a constant, for the whole run or, one call after the other, for its rows
 /// from `first` on. Query rows come in tiles of two; with more of them each row would be unpacked again, so then it is
-/// unpacked once, to `wide` (room for 16 rows). The results are the same, bit for bit.
+/// unpacked once, to `wide` (room for unpacked_rows). The results are the same, bit for bit.
 template <class T, class F>
 DIFFATTN_INLINE void with_rows(storage type, const row_run& run, index_t width, index_t query_rows, T* wide, F&& f) noexcept {
-  with_storage<T>(type, [&](auto t) {
+  simd::with_storage<T>(type, [&](auto t) {
     using codec = simd::codec<t(), T>;
     if (t() == storage_of<T> || query_rows <= 2) return f(t, run, index_t{0});
-    constexpr index_t most = 16;
+    constexpr index_t most = unpacked_rows;
     const index_t step = padded_row(width);
     for (index_t first = 0; first < run.count; first += most) {
       row_run some{reinterpret_cast<const unsigned char*>(wide), step * static_cast<index_t>(sizeof(T)),
@@ -97,7 +84,10 @@ DIFFATTN_INLINE void with_rows(storage type, const row_run& run, index_t width, 
 /// A row of a tensor as numbers to compute with, and back (one rounding).
 template <class T>
 DIFFATTN_INLINE void read_row(const T* row, index_t width, compute_type<T>* to) noexcept {
-  simd::decode_row<compute_type<T>>(storage_of<T>, reinterpret_cast<const unsigned char*>(row), width, to);
+  if constexpr (std::is_same_v<T, compute_type<T>>)
+    std::memcpy(to, row, static_cast<std::size_t>(width) * sizeof(T));
+  else
+    simd::decode_row_as<storage_of<T>>(reinterpret_cast<const unsigned char*>(row), width, to);
 }
 template <class T>
 DIFFATTN_INLINE void write_row(const compute_type<T>* from, index_t width, T* row) noexcept {

@@ -21,7 +21,8 @@ class source {
 
   DIFFATTN_INLINE const kv_rows& keys() const noexcept { return view_.keys; }
   DIFFATTN_INLINE const kv_rows& values() const noexcept { return view_.values; }
-  /// Keys of batch entry b.
+  /// The sequence of batch entry b, and how many keys it has.
+  DIFFATTN_INLINE index_t sequence(index_t b) const noexcept { return sequences_ ? sequences_[b] : b; }
   DIFFATTN_INLINE index_t length(index_t b) const noexcept { return view_.length(sequence(b)); }
 
   /// The row of one token, and how many tokens from it on lie in the same page.
@@ -51,8 +52,6 @@ class source {
   }
 
  private:
-  DIFFATTN_INLINE index_t sequence(index_t b) const noexcept { return sequences_ ? sequences_[b] : b; }
-
   kv_view view_;
   const index_t* sequences_;
 };

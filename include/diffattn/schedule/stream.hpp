@@ -33,7 +33,7 @@ inline constexpr index_t part_keys = 1024;
 inline constexpr index_t turn_keys = 64;
 
 /// Pages of fewer tokens are gathered: a score tile takes this many keys.
-inline constexpr index_t least_run = 16;
+inline constexpr index_t least_run = kernel::unpacked_rows;
 
 /// Bytes from a row that is used to the one that is fetched: a memory page, where the hardware stops by itself.
 inline constexpr index_t fetch_distance = 4096;
@@ -58,7 +58,7 @@ struct stream_unit {
 /// Memory of one worker.
 template <class R>
 struct stream_scratch {
-  R* wide;                  ///< [16][padded width] converted rows of keys or values
+  R* wide;                  ///< [unpacked_rows][padded width] converted rows of keys or values
   unsigned char* gathered;  ///< [turn_keys][row bytes] of small pages
   R* combined;              ///< [outputs][turn_keys]
   R* lanes;                 ///< [dv][lanes] finished outputs
@@ -162,7 +162,7 @@ class stream_call {
   template <class F>
   inline void for_each_run(index_t b, index_t part, const kv_rows& of, index_t head, unsigned char* gathered,
                            F&& f) const noexcept {
-    const key_range keys = clip(keys_of(b), part * part_keys, (part + 1) * part_keys);
+    const key_range all = keys_of(b), keys = clip(all, part * part_keys, (part + 1) * part_keys);
     const index_t bytes = row_bytes(of.type, of.width), ahead = (fetch_distance + bytes - 1) / bytes;
     for (key_range now{keys.begin, keys.begin}; now.begin < keys.end; now.begin = now.end) {
       now.end = now.begin / turn_keys * turn_keys + turn_keys;
@@ -176,7 +176,7 @@ class stream_call {
       } else {
         if (in_page < run.count) run.count = in_page, now.end = now.begin + in_page;
         const index_t next = now.begin + ahead < now.end || in_page > ahead ? now.begin + ahead : now.end;
-        if (next < keys_of(b).end) run.ahead = from_.find(of, b, head, next, in_page) - run.data;
+        if (next < all.end) run.ahead = from_.find(of, b, head, next, in_page) - run.data;
       }
       f(now, run);
     }
@@ -347,7 +347,7 @@ class stream_call {
       return memory.take<real>(static_cast<std::size_t>(rows), static_cast<std::size_t>(size));
     };
     stream_scratch<real> s;
-    s.wide = take(padded_row(d_ > width_ ? d_ : width_), 16);
+    s.wide = take(padded_row(d_ > width_ ? d_ : width_), kernel::unpacked_rows);
     const index_t bytes[2] = {row_bytes(from_.keys().type, d_), row_bytes(from_.values().type, width_)};
     s.gathered = memory.take<unsigned char>(static_cast<std::size_t>(bytes[0] > bytes[1] ? bytes[0] : bytes[1]),
                                             static_cast<std::size_t>(turn_keys));

@@ -223,21 +223,27 @@ DIFFATTN_INLINE void decode_row_as(const unsigned char* row, index_t width, T* o
   std::memcpy(out + i, rest, static_cast<std::size_t>(width - i) * sizeof(T));
 }
 
-template <class T>
-DIFFATTN_NOINLINE void decode_row(storage type, const unsigned char* row, index_t width, T* out) noexcept {
+/// f(type) with the storage type as a constant: f64 for double, any other for float.
+template <class T, class F>
+DIFFATTN_INLINE void with_storage(storage type, F&& f) noexcept {
   if constexpr (std::is_same_v<T, double>) {
     static_cast<void>(type);
-    decode_row_as<storage::f64>(row, width, out);
+    f(std::integral_constant<storage, storage::f64>{});
   } else {
     switch (type) {
       case storage::f64: break;
-      case storage::f32: return decode_row_as<storage::f32>(row, width, out);
-      case storage::f16: return decode_row_as<storage::f16>(row, width, out);
-      case storage::bf16: return decode_row_as<storage::bf16>(row, width, out);
-      case storage::int8: return decode_row_as<storage::int8>(row, width, out);
-      case storage::q6: return decode_row_as<storage::q6>(row, width, out);
+      case storage::f32: return f(std::integral_constant<storage, storage::f32>{});
+      case storage::f16: return f(std::integral_constant<storage, storage::f16>{});
+      case storage::bf16: return f(std::integral_constant<storage, storage::bf16>{});
+      case storage::int8: return f(std::integral_constant<storage, storage::int8>{});
+      case storage::q6: return f(std::integral_constant<storage, storage::q6>{});
     }
   }
+}
+
+template <class T>
+DIFFATTN_NOINLINE void decode_row(storage type, const unsigned char* row, index_t width, T* out) noexcept {
+  with_storage<T>(type, [&](auto t) { decode_row_as<t()>(row, width, out); });
 }
 
 }  // namespace simd

@@ -95,7 +95,15 @@ enum class status {
   out_overlaps_cache,
   schedule_unknown,
   merge_parts,
-  merge_part_shape
+  merge_part_shape,
+  layer_width,
+  layer_option,
+  layer_weight_missing,
+  layer_weight_unexpected,
+  layer_x,
+  layer_out,
+  layer_rope,
+  layer_keys
 };
 
 /// One sentence that names the argument.
@@ -189,6 +197,17 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::schedule_unknown: return "schedule: not a schedule";
     case status::merge_parts: return "merge: no parts, or the array of parts is null";
     case status::merge_part_shape: return "merge: a part has other sizes than out, or a null or overlapping pointer";
+    case status::layer_width: return "layer: a width of its config is missing or too large";
+    case status::layer_option:
+      return "layer: an option of its config is unknown, or its lambda rule does not go with its head map, norm or gates";
+    case status::layer_weight_missing: return "layer: a weight that its config asks for is null";
+    case status::layer_weight_unexpected: return "layer: a weight is given that its config does not have";
+    case status::layer_x:
+      return "layer: x is null, or not [batch, tokens, 1, model_width] with all tokens at one distance";
+    case status::layer_out: return "layer: out is null, of another shape than x, or overlaps x, a weight or the cache";
+    case status::layer_rope: return "layer: the rotary table is missing, not wanted, or of another style than its config";
+    case status::layer_keys:
+      return "layer: keys_and_values belong to a config that borrows keys, and a cache to one that does not";
   }
   return "unknown status";
 }

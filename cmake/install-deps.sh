@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what diffattn's tests and benchmarks need: a C++ compiler, CMake, Ninja, Eigen, xsimd, GoogleTest, Google
-# Benchmark, nlohmann-json and, for the picture of the comparison only, gnuplot. Uses apt-get, dnf, pacman or brew. Where all
-# of it is present it does nothing and needs no network.
+# Installs what diffattn's tests, examples and benchmarks need: a C++ compiler, CMake, Ninja, Eigen, xsimd, GoogleTest, Google
+# Benchmark, nlohmann-json, CLI11 and, for the picture of the comparison only, gnuplot. Uses apt-get, dnf, pacman or brew. Where
+# all of it is present it does nothing and needs no network.
 #
 #   sh cmake/install-deps.sh            install what is missing
 #   sh cmake/install-deps.sh --check    only say what is missing
@@ -79,6 +79,7 @@ present() {
     googletest) have_header gtest/gtest.h ;;
     benchmark) have_header benchmark/benchmark.h ;;
     json) have_header nlohmann/json.hpp ;;
+    cli11) have_header CLI/CLI.hpp ;;
     gnuplot) have gnuplot ;;
   esac
 }
@@ -99,11 +100,12 @@ describe() {
     googletest) echo "GoogleTest" ;;
     benchmark) echo "Google Benchmark" ;;
     json) echo "nlohmann-json" ;;
+    cli11) echo "CLI11" ;;
     gnuplot) echo "gnuplot (optional: draws the picture of the comparison)" ;;
   esac
 }
 
-required="compiler cmake ninja eigen xsimd googletest benchmark json"
+required="compiler cmake ninja eigen xsimd googletest benchmark json cli11"
 
 missing_of() {
   for item in "$@"; do
@@ -151,6 +153,7 @@ package() {
     apt-get:googletest) echo libgtest-dev ;;
     apt-get:benchmark) echo libbenchmark-dev ;;
     apt-get:json) echo nlohmann-json3-dev ;;
+    apt-get:cli11) echo libcli11-dev ;;
     apt-get:gnuplot) echo gnuplot-nox ;;
     dnf:compiler) echo gcc-c++ ;;
     dnf:cmake) echo cmake ;;
@@ -160,6 +163,7 @@ package() {
     dnf:googletest) echo gtest-devel ;;
     dnf:benchmark) echo google-benchmark-devel ;;
     dnf:json) echo json-devel ;;
+    dnf:cli11) echo cli11-devel ;;
     dnf:gnuplot) echo gnuplot ;;
     pacman:compiler) echo gcc ;;
     pacman:googletest) echo gtest ;;

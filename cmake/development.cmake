@@ -3,6 +3,7 @@
 option(DIFFATTN_NATIVE "Compile tests, benchmarks and examples for the processor of this machine" ${PROJECT_IS_TOP_LEVEL})
 option(DIFFATTN_WERROR "Warnings are errors in tests, benchmarks and examples" OFF)
 set(DIFFATTN_SANITIZE "" CACHE STRING "Sanitizers of tests, benchmarks and examples, e.g. address;undefined, or thread")
+set(DIFFATTN_FUZZ "" CACHE STRING "Seconds for each libFuzzer target; needs Clang and the sanitizer fuzzer-no-link")
 
 add_library(diffattn_warnings INTERFACE)
 if(MSVC)
@@ -74,8 +75,14 @@ if(DIFFATTN_BUILD_BENCH)
                 BENCHMARK_ENABLE_TESTING=OFF BENCHMARK_ENABLE_GTEST_TESTS=OFF BENCHMARK_ENABLE_INSTALL=OFF
                 BENCHMARK_INSTALL_DOCS=OFF)
 endif()
-if(DIFFATTN_BUILD_TESTS OR DIFFATTN_BUILD_BENCH)
-  # Reads the stored results.
-  diffattn_need(nlohmann_json nlohmann_json::nlohmann_json headers json https://github.com/nlohmann/json.git v3.11.3
-                include)
+# Reads stored results and model checkpoints.
+diffattn_need(nlohmann_json nlohmann_json::nlohmann_json headers json https://github.com/nlohmann/json.git v3.11.3
+              include)
+if(DIFFATTN_BUILD_TESTS OR DIFFATTN_BUILD_EXAMPLES)
+  diffattn_need(CLI11 CLI11::CLI11 headers cli11 https://github.com/CLIUtils/CLI11.git v2.3.2 include)
 endif()
+
+# <llm/….hpp>: checkpoints, and the language model that an example makes of them. Maps files, so not for Windows.
+add_library(diffattn_llm INTERFACE)
+target_include_directories(diffattn_llm INTERFACE "${PROJECT_SOURCE_DIR}/examples")
+target_link_libraries(diffattn_llm INTERFACE diffattn::diffattn nlohmann_json::nlohmann_json)

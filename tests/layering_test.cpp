@@ -49,9 +49,9 @@ std::map<std::string, header> read_headers() {
 enum room { descriptions, simd, kernel, schedule, calls, models, edges, unknown };
 
 room room_of(const std::string& path) {
-  static const std::set<std::string> described = {"config.hpp", "tensor.hpp",    "heads.hpp",  "lambda.hpp",    "mask.hpp",
-                                                  "norm.hpp",   "arguments.hpp", "status.hpp", "workspace.hpp", "executor.hpp",
-                                                  "rope.hpp",   "storage.hpp",   "kv_view.hpp"};
+  static const std::set<std::string> described = {"config.hpp",   "tensor.hpp", "heads.hpp",     "lambda.hpp", "mask.hpp",
+                                                  "logits.hpp",   "norm.hpp",   "arguments.hpp", "status.hpp", "workspace.hpp",
+                                                  "executor.hpp", "rope.hpp",   "storage.hpp",   "kv_view.hpp"};
   static const std::set<std::string> called = {"check.hpp",           "forward.hpp",  "attention.hpp",
                                                "kv_cache_config.hpp", "kv_cache.hpp", "merge.hpp"};
   if (described.count(path)) return descriptions;

@@ -7,6 +7,7 @@
 #include "heads.hpp"
 #include "kv_view.hpp"
 #include "lambda.hpp"
+#include "logits.hpp"
 #include "mask.hpp"
 #include "norm.hpp"
 #include "tensor.hpp"
@@ -39,7 +40,9 @@ struct forward_args {
   lambda_view<real> alpha = real(1);  ///< factor of the first map
   head_norm<real> norm;
   attention_mask mask;
-  real scale = real(0);  ///< factor on q·k; 0 = 1/sqrt(d)
+  logit_rules<real> logits;                     ///< soft cap, ALiBi, bias, further masks and sinks of both maps …
+  const logit_rules<real>* logits_2 = nullptr;  ///< … or of the first one, if those of the second are given here
+  real scale = real(0);                         ///< factor on q·k; 0 = 1/sqrt(d)
 
   kv_view cache;                       ///< keys and values in place of k and v, with a length for each sequence
   const index_t* sequences = nullptr;  ///< [batch] sequence of the cache for each batch entry; null: entry b is sequence b
@@ -62,7 +65,8 @@ struct attention_args {
   tensor_view<const T> v;  ///< [batch, kv_len, key heads, dv]
   tensor_view<T> out;      ///< [batch, q_len, query heads, dv]
   attention_mask mask;
-  real scale = real(0);  ///< factor on q·k; 0 = 1/sqrt(d)
+  logit_rules<real> logits;  ///< soft cap, ALiBi, bias, further masks and sinks
+  real scale = real(0);      ///< factor on q·k; 0 = 1/sqrt(d)
 
   kv_view cache;  ///< keys and values in place of k and v
   const index_t* sequences = nullptr;

@@ -17,7 +17,7 @@ DIFFATTN_INLINE forward_args<T> one_map(const attention_args<T>& a) noexcept {
   f.heads = head_map::single(a.out.heads, a.cache.is_given() ? a.cache.keys.heads : a.k.heads);
   f.lambda = compute_type<T>(0);
   f.norm = head_norm<compute_type<T>>::none();
-  f.mask = a.mask, f.scale = a.scale, f.lse1 = a.lse;
+  f.mask = a.mask, f.logits = a.logits, f.scale = a.scale, f.lse1 = a.lse;
   return f;
 }
 

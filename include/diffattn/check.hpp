@@ -141,19 +141,81 @@ DIFFATTN_INLINE status tensor(const tensor_view<T>& t, status null, status size,
   return t.data == nullptr && !empty ? null : status::ok;
 }
 
-DIFFATTN_INLINE status mask(const attention_mask& m, index_t batch, const schedule::source& from) noexcept {
+/// Packed sequences: starts that do not descend, from 0 to q_len and within the keys.
+DIFFATTN_INLINE status packed(const attention_mask& m, index_t batch, index_t q_len, const schedule::source& from) noexcept {
+  if (from.is_cache()) return status::mask_packed_cache;
+  if (m.key_ranges) return status::mask_packed_key_ranges;
+  if (batch != 1) return batch == 0 ? status::ok : status::mask_packed_batch;
+  const std::int32_t *const q = m.query_starts, *const k = m.key_starts;
+  const index_t n = m.sequences;
+  if (n <= 0 || !q || !k || q[0] != 0 || q[n] != q_len || k[0] < 0 || k[n] > from.length(0)) return status::mask_packed;
+  for (index_t s = 0; s < n; ++s) {
+    if (q[s + 1] < q[s] || k[s + 1] < k[s]) return status::mask_packed;
+    if (m.prefixes && (m.prefixes[s] < 0 || m.prefixes[s] > k[s + 1] - k[s])) return status::mask_prefix;
+  }
+  return status::ok;
+}
+
+DIFFATTN_INLINE status mask(const attention_mask& m, index_t batch, index_t q_len, const schedule::source& from) noexcept {
   if (m.causal && m.offset != attention_mask::align_to_end && (m.offset > 4 * limit || m.offset < -4 * limit))
     return status::mask_offset;
   if (m.window != attention_mask::unlimited) {
     if (m.window <= 0) return status::mask_window;
     if (!m.causal) return status::mask_window_not_causal;
   }
-  if (m.key_ranges)
-    for (index_t b = 0; b < batch; ++b) {
-      const key_range r = m.key_ranges[b];
-      if (r.begin < 0 || r.end < r.begin || r.end > from.length(b)) return status::mask_key_range;
-    }
+  if (m.prefixes && !m.causal) return status::mask_prefix_not_causal;
+  if (m.query_starts || m.key_starts || m.sequences != 0) return packed(m, batch, q_len, from);
+  for (index_t b = 0; b < batch; ++b) {
+    const key_range r = m.key_ranges ? m.key_ranges[b] : key_range{};
+    if (r.begin < 0 || r.end < r.begin || r.end > from.length(b)) return status::mask_key_range;
+    if (m.prefixes && (m.prefixes[b] < 0 || m.prefixes[b] > from.length(b))) return status::mask_prefix;
+  }
   return status::ok;
+}
+
+/// The keys of the longest batch entry.
+DIFFATTN_INLINE index_t most_keys(index_t batch, const schedule::source& from) noexcept {
+  index_t most = 0;
+  for (index_t b = 0; b < batch; ++b)
+    if (from.length(b) > most) most = from.length(b);
+  return most;
+}
+
+/// Lists of blocks: every number in its place.
+template <class T>
+DIFFATTN_INLINE status blocks(const block_list& l, const forward_args<T>& a, index_t kv_len) noexcept {
+  if (!l.begins) return l.keys ? status::logits_blocks : status::ok;
+  if (l.query_block <= 0 || l.key_block <= 0 || l.query_block >= limit / 64 || l.key_block >= limit / 64)
+    return status::logits_blocks;
+  if (capped_product(a.out.batch, l.batch_stride) >= limit / 64 || capped_product(a.out.heads, l.head_stride) >= limit / 64)
+    return status::logits_strides;
+  const index_t key_blocks = (kv_len + l.key_block - 1) / l.key_block;
+  for (index_t b = 0; b < (l.batch_stride == 0 ? 1 : a.out.batch); ++b)
+    for (index_t h = 0; h < (l.head_stride == 0 ? 1 : a.out.heads); ++h)
+      for (index_t query = 0; query < a.out.tokens; query += l.query_block) {
+        const index_t* const row = l.row(b, h, query);
+        if (row[0] < 0 || row[1] < row[0] || (row[1] > row[0] && !l.keys)) return status::logits_blocks;
+        for (index_t i = row[0]; i < row[1]; ++i)
+          if (l.keys[i] < 0 || l.keys[i] >= key_blocks || (i > row[0] && l.keys[i] <= l.keys[i - 1]))
+            return status::logits_blocks;
+      }
+  return status::ok;
+}
+
+/// The rules of a map.
+template <class T>
+DIFFATTN_INLINE status rules(const logit_rules<compute_type<T>>& r, const forward_args<T>& a, index_t kv_len) noexcept {
+  if (!std::isfinite(r.soft_cap * compute_type<T>(1.5)) || r.soft_cap < 0) return status::logits_soft_cap;
+  if (!r.predicate.sees && (r.predicate.tile || r.predicate.context)) return status::logits_predicate;
+  const auto far = [&](const auto& v) {
+    const axis axes[4] = {
+        {a.out.batch, v.batch_stride}, {a.out.heads, v.head_stride}, {a.out.tokens, v.query_stride}, {kv_len, v.key_stride}};
+    bool is_far = false;
+    for (const axis& x : axes) is_far |= v.data && capped_product(x.size, x.stride) >= limit / 64;
+    return is_far;
+  };
+  if (far(r.bias) || far(r.visible)) return status::logits_strides;
+  return blocks(r.blocks, a, kv_len);
 }
 
 /// The heads that a map reads: exactly these many there must be, unless it is a table.
@@ -280,22 +342,54 @@ DIFFATTN_INLINE bool cache_matches(const forward_args<T>& a) noexcept {
   return a.cache.heads.heads == 0 || (heads(a.cache.heads, n) == status::ok && same_heads(a.cache.heads, a.heads));
 }
 
-/// The small arrays that a call reads beside q, k and v.
+/// The arrays that a call reads beside q, k and v.
 struct parameter_ranges {
-  byte_range ranges[11];
+  byte_range ranges[24];
 };
 
 template <class T>
 DIFFATTN_INLINE parameter_ranges parameters_of(const forward_args<T>& a) noexcept {
+  const schedule::source from(a);
+  const index_t sequences = a.mask.query_starts ? a.mask.sequences : a.q.batch, kv_len = most_keys(a.q.batch, from);
   const auto array = [](const auto* data, index_t n) {
     const axis axes[1] = {{n, 1}};
     return data ? bytes_of(data, axes, 1) : byte_range{};
   };
-  return {{bytes_of(a.lambda.array(), a.out), bytes_of(a.alpha.array(), a.out), array(a.norm.weight, a.out.width),
-           array(a.norm.bias, a.out.width), array(a.mask.key_ranges, a.q.batch),
+  const auto logits = [&](const auto& v) {
+    const axis axes[4] = {
+        {a.out.batch, v.batch_stride}, {a.out.heads, v.head_stride}, {a.out.tokens, v.query_stride}, {kv_len, v.key_stride}};
+    return v.data ? bytes_of(v.data, axes, 4) : byte_range{};
+  };
+  const auto begins = [&](const block_list& l) {
+    const index_t rows = l.begins ? (a.out.tokens + l.query_block - 1) / l.query_block + 1 : 0;
+    const axis axes[3] = {{a.out.batch, l.batch_stride}, {a.out.heads, l.head_stride}, {rows, 1}};
+    return l.begins ? bytes_of(l.begins, axes, 3) : byte_range{};
+  };
+  const auto& r1 = a.logits;
+  const auto& r2 = a.logits_2 ? *a.logits_2 : a.logits;
+  return {{bytes_of(a.lambda.array(), a.out),
+           bytes_of(a.alpha.array(), a.out),
+           array(a.norm.weight, a.out.width),
+           array(a.norm.bias, a.out.width),
+           array(a.mask.key_ranges, a.q.batch),
+           array(a.mask.prefixes, sequences),
+           array(a.mask.query_starts, sequences + 1),
+           array(a.mask.key_starts, sequences + 1),
+           array(r1.slopes, a.out.heads),
+           array(r1.sinks, a.out.heads),
+           array(r2.slopes, a.out.heads),
+           array(r2.sinks, a.out.heads),
+           logits(r1.bias),
+           logits(r1.visible),
+           logits(r2.bias),
+           logits(r2.visible),
+           begins(r1.blocks),
+           begins(r2.blocks),
            array(a.heads.queries == head_map::pairing::table ? a.heads.entries : nullptr, a.heads.heads),
-           array(a.sequences, a.q.batch), array(a.cache.table, a.cache.sequences * a.cache.table_pages),
-           array(a.cache.lengths, a.cache.sequences), array(a.cache.begins, a.cache.sequences),
+           array(a.sequences, a.q.batch),
+           array(a.cache.table, a.cache.sequences * a.cache.table_pages),
+           array(a.cache.lengths, a.cache.sequences),
+           array(a.cache.begins, a.cache.sequences),
            array(a.cache.references, a.cache.pages)}};
 }
 
@@ -399,7 +493,10 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
   if (a.schedule != schedule_choice::automatic && a.schedule != schedule_choice::panels &&
       a.schedule != schedule_choice::stream)
     return status::schedule_unknown;
-  if ((s = mask(a.mask, a.q.batch, from)) != status::ok) return s;
+  if ((s = mask(a.mask, a.q.batch, a.q.tokens, from)) != status::ok) return s;
+  const index_t kv_len = most_keys(a.q.batch, from);
+  if ((s = rules(a.logits, a, kv_len)) != status::ok) return s;
+  if (a.logits_2 && (s = rules(*a.logits_2, a, kv_len)) != status::ok) return s;
   if (cached && (s = cache_pages(a)) != status::ok) return s;
   if (!distinct(a.out)) return status::out_strides;
   if (may_overlap(a.out, a.q)) return status::out_overlaps_q;

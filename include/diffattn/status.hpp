@@ -57,6 +57,16 @@ enum class status {
   mask_window,
   mask_window_not_causal,
   mask_key_range,
+  mask_prefix_not_causal,
+  mask_prefix,
+  mask_packed,
+  mask_packed_batch,
+  mask_packed_cache,
+  mask_packed_key_ranges,
+  logits_soft_cap,
+  logits_strides,
+  logits_blocks,
+  logits_predicate,
   out_strides,
   out_overlaps_q,
   out_overlaps_k,
@@ -151,13 +161,27 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::mask_window: return "mask.window: must be positive, or unlimited";
     case status::mask_window_not_causal: return "mask.window: needs mask.causal";
     case status::mask_key_range: return "mask.key_ranges: a range is not within [0, kv_len] or ends before it begins";
+    case status::mask_prefix_not_causal: return "mask.prefixes: need mask.causal";
+    case status::mask_prefix: return "mask.prefixes: a number is not within [0, kv_len]";
+    case status::mask_packed:
+      return "mask.query_starts, key_starts: null, no sequences, descending, or not from 0 to q_len and within kv_len";
+    case status::mask_packed_batch: return "mask.query_starts: packed sequences make one batch entry";
+    case status::mask_packed_cache: return "mask.query_starts: packed sequences need k and v, not a cache";
+    case status::mask_packed_key_ranges: return "mask.key_ranges: not with packed sequences, which need no padding";
+    case status::logits_soft_cap:
+      return "logits.soft_cap: negative, not a finite number, or above the largest one over log2(e)";
+    case status::logits_strides: return "logits: the strides of bias, visible or blocks overflow";
+    case status::logits_blocks:
+      return "logits.blocks: a size is not positive, keys is null, begins descend, or key blocks are not ascending within "
+             "kv_len";
+    case status::logits_predicate: return "logits.predicate: tile or context without sees";
     case status::out_strides: return "out: two elements share an address";
     case status::out_overlaps_q: return "out: overlaps q";
     case status::out_overlaps_k: return "out: overlaps k";
     case status::out_overlaps_v: return "out: overlaps v";
     case status::out_overlaps_parameter:
-      return "out: overlaps lambda, alpha, norm.weight, norm.bias, mask.key_ranges, the head table, sequences or an array of "
-             "the cache";
+      return "out: overlaps lambda, alpha, norm.weight, norm.bias, an array of mask or logits, the head table, sequences or an "
+             "array of the cache";
     case status::lse_strides: return "lse: two elements share an address";
     case status::lse_overlap: return "lse: overlaps another argument";
     case status::raw_out_shape: return "out1/out2: shape or width stride differs from that of out";
@@ -202,8 +226,7 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
       return "layer: an option of its config is unknown, or its lambda rule does not go with its head map, norm or gates";
     case status::layer_weight_missing: return "layer: a weight that its config asks for is null";
     case status::layer_weight_unexpected: return "layer: a weight is given that its config does not have";
-    case status::layer_x:
-      return "layer: x is null, or not [batch, tokens, 1, model_width] with all tokens at one distance";
+    case status::layer_x: return "layer: x is null, or not [batch, tokens, 1, model_width] with all tokens at one distance";
     case status::layer_out: return "layer: out is null, of another shape than x, or overlaps x, a weight or the cache";
     case status::layer_rope: return "layer: the rotary table is missing, not wanted, or of another style than its config";
     case status::layer_keys:

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -41,15 +42,30 @@ struct problem {
   std::vector<double> factor[2];  // α and λ, [batch][q_len][heads]
   double scale = 1;
   bool causal = false;
-  long offset = 0, window = 0;    // 0: no window
-  std::vector<long> first, last;  // keys first … last - 1 of each batch entry; empty: all
+  long offset = 0, window = 0;           // 0: no window
+  std::vector<long> first, last;         // keys first … last - 1 of each batch entry; empty: all
+  std::vector<long> prefix;              // of each batch entry or packed sequence; empty: 0
+  std::vector<long> q_starts, k_starts;  // packed sequences; empty: none
+  double cap[2] = {0, 0};                // 0: none
+  std::function<double(int m, long b, long h, long i, long j)> added;  // to a logit after the cap; -inf hides. Empty: 0
+  std::function<bool(int m, long b, long h, long i, long j)> shown;    // empty: all
+  std::vector<double> sink[2];                                         // [heads]; empty: none
   norm kind = norm::none;
   double eps = 0, gain = 1;
   std::vector<double> weight, bias;  // empty: 1 and 0
 
   bool allowed(long b, long row, long key) const {
     if (!first.empty() && (key < first[size_t(b)] || key >= last[size_t(b)])) return false;
-    return !causal || (key <= row + offset && (window == 0 || key + window > row + offset));
+    long own = row + offset, start = 0, entry = b;
+    for (size_t s = 0; s + 1 < q_starts.size(); ++s) {
+      if (row < q_starts[s] || row >= q_starts[s + 1]) continue;
+      if (key < k_starts[s] || key >= k_starts[s + 1]) return false;
+      entry = long(s), start = k_starts[s];
+      own = k_starts[s + 1] - (q_starts[s + 1] - row);  // aligned to the end of the sequence
+    }
+    if (!causal) return true;
+    const bool before = !prefix.empty() && key < start + prefix[size_t(entry)];
+    return (key <= own || before) && (window == 0 || key + window > own);
   }
 };
 
@@ -77,18 +93,34 @@ result attention(const problem<T>& p) {
           if (p.allowed(b, i, j)) keys.push_back(j);
         const size_t n = keys.size();
         std::vector<double> weight[2], weight_error[2];
+        std::vector<bool> hidden[2] = {std::vector<bool>(n), std::vector<bool>(n)};
         for (int m = 0; m < 2; ++m) {
           std::vector<double> logit(n), size(n);
+          const long head_number = long(h);
           double top = -inf, largest = 0, sum = 0, mean_error = 0;
           for (size_t j = 0; j < n; ++j) {
             for (long c = 0; c < p.d; ++c) {
               const double product = p.q(b, i, at.q[m], c) * p.k(b, keys[j], at.k[m], c) * p.scale;
               logit[j] += product, size[j] += std::fabs(product);
             }
+            if (p.cap[m] > 0) logit[j] = p.cap[m] * std::tanh(logit[j] / p.cap[m]), size[j] += std::fabs(logit[j]);
+            if (p.added) {
+              const double a = p.added(m, b, head_number, i, keys[j]);
+              if (a == -inf)
+                logit[j] = -inf, hidden[m][j] = true;
+              else
+                logit[j] += a, size[j] += std::fabs(a);
+            }
+            if (p.shown && !p.shown(m, b, head_number, i, keys[j])) logit[j] = -inf, hidden[m][j] = true;
+            if (hidden[m][j]) size[j] = 0;
             if (logit[j] > top) top = logit[j];
             if (std::isfinite(logit[j])) largest = std::max(largest, std::fabs(logit[j]));
           }
+          const double sink = p.sink[m].empty() ? -inf : p.sink[m][h];
+          if (sink > top) top = sink;
+          if (std::isfinite(sink)) largest = std::max(largest, std::fabs(sink));
           weight[m].resize(n), weight_error[m].resize(n);
+          if (sink != -inf) sum = std::exp(sink - top);
           for (size_t j = 0; j < n; ++j) sum += weight[m][j] = std::exp(logit[j] - (top == -inf ? 0 : top));
           for (size_t j = 0; j < n; ++j) {
             if (sum != 0) weight[m][j] /= sum;
@@ -109,9 +141,10 @@ result attention(const problem<T>& p) {
             const double v = p.v(b, keys[j], c < width ? at.v1 : at.v2, c % width);
             for (int m = 0; m < 2; ++m) {
               const double bound = (weight_error[m][j] + grown(long(n))) * weight[m][j] * std::fabs(v);
+              if (hidden[m][j]) continue;
               av[m] += weight[m][j] * v, av_error[m] += bound, error += std::fabs(factor[m]) * bound;
             }
-            difference += (factor[0] * weight[0][j] - factor[1] * weight[1][j]) * v;
+            if (!hidden[0][j] || !hidden[1][j]) difference += (factor[0] * weight[0][j] - factor[1] * weight[1][j]) * v;
           }
           for (int m = 0; m < 2; ++m) r.av[m].add(av[m], av_error[m]);
           r.diff.add(difference, error);

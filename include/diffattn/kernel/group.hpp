@@ -8,6 +8,7 @@
 #include "../mask.hpp"
 #include "../simd/transpose.hpp"
 #include "epilogue.hpp"
+#include "rules.hpp"
 #include "scores.hpp"
 #include "values.hpp"
 
@@ -24,8 +25,11 @@ struct block_job {
   index_t rows, d, dv;
   T scale;                   ///< of the scores in log2 units: scale · log2 e
   const key_range* visible;  ///< [rows], both ends non-decreasing
-  const T* packed;           ///< packed chunk `first_chunk`
-  const bool* finite;        ///< of each packed chunk: no infinite or NaN value
+  index_t first_query;       ///< number of the first row
+  const index_t* own;        ///< [rows] place of each row among the keys; only for rules with slopes
+  head_rules<T> rules[2];
+  const T* packed;     ///< packed chunk `first_chunk`
+  const bool* finite;  ///< of each packed chunk: no infinite or NaN value
   index_t first_chunk;
   const T* alpha;   ///< [rows]
   const T* lambda;  ///< [rows]
@@ -76,10 +80,22 @@ class group {
     return {begin > some_.begin ? begin : some_.begin, end < some_.end ? end : some_.end};
   }
 
+  /// May the rules of a map hide keys?
+  static DIFFATTN_INLINE bool hides(const block_job<T>& job, int map) noexcept {
+    return job.rules[map].rules && job.rules[map].rules->hides();
+  }
+  /// What they show of `keys`.
+  DIFFATTN_INLINE sight sees(const block_job<T>& job, int map, key_range keys) const noexcept {
+    return sight_of(job.rules[map], job.first_query + first_, job.first_query + first_ + rows_ - 1, keys);
+  }
+
   /// Weights of one map for `keys`, which lie in one softmax block, to x. Where the shift is raised, the `kept` rows of weights
   /// before x and (if `rescale_out`) the output so far follow.
-  DIFFATTN_INLINE void weigh(const block_job<T>& job, int map, key_range keys, T* x, index_t kept, bool rescale_out) noexcept {
+  DIFFATTN_INLINE void weigh(const block_job<T>& job, int map, key_range keys, sight shown, T* x, index_t kept,
+                             bool rescale_out) noexcept {
     constexpr int tile = tile_keys<Vectors>;
+    constexpr T zeros[lanes] = {};
+    const bool edits = job.rules[map].edits();
     const index_t count = keys.end - keys.begin, stride = job.k_stride;
     const T* const q = queries_ + map * job.d * lanes;
     softmax_state<T, Vectors>& state = softmax_[map];
@@ -87,38 +103,53 @@ class group {
     const T* k = job.k[map] + (keys.begin - job.first_key) * stride;
     index_t key = 0;
     for (; key + tile <= count; key += tile, k += tile * stride)
-      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, state, x + key * lanes);
-    if (key < count) score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, state, x + key * lanes);
+      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, edits ? zeros : state.shift, state,
+                                x + key * lanes);
+    if (key < count)
+      score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, edits ? zeros : state.shift, state, x + key * lanes);
+    if (edits) edit(job, map, keys, shown, x);
     if (!all_see(keys)) hide_keys<Vectors>(visible_of(job, keys), count, x, state);
-    if (rises(state))
-      raise_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, rescale_out ? padded_channels(job.dv) : 0);
+    const index_t channels = rescale_out ? padded_channels(job.dv) : 0;
+    if (edits)
+      subtract_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, channels);
+    else if (rises(state))
+      raise_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, channels);
     exponentials<Vectors>(x, keys.begin, count, state);
   }
 
-  /// Output += weights · V for `keys`, which lie in one chunk; weights[0] belongs to keys.begin. Meanwhile the next chunk's
-  /// weights, at `ahead_1` and `ahead_2` unless null, come into L2: to combine them is a short burst of reads.
-  DIFFATTN_INLINE void add_values(const block_job<T>& job, const T* weights, key_range keys, const T* ahead_1,
-                                  const T* ahead_2) noexcept {
+  /// The sums of a map are complete but for its sinks.
+  DIFFATTN_INLINE void add_sinks(const block_job<T>& job, int map) noexcept {
+    const T sink = job.rules[map].sink();
+    for (index_t i = 0; i < lanes; ++i) add_sink(sink, softmax_[map].sum[i], softmax_[map].shift[i]);
+  }
+
+  /// Output += weights · V for `keys`, which lie in one chunk; weights[0] belongs to keys.begin, and they are those of maps
+  /// first_map … last_map. Meanwhile the next chunk's weights, at `ahead_1` and `ahead_2` unless null, come into L2: to combine
+  /// them is a short burst of reads.
+  DIFFATTN_INLINE void add_values(const block_job<T>& job, const T* weights, key_range keys, int first_map, int last_map,
+                                  const T* ahead_1, const T* ahead_2) noexcept {
     constexpr int tile_panels = 2 / Vectors;
     const index_t chunk = keys.begin / chunk_keys, count = keys.end - keys.begin;
     const index_t panels = (job.dv + panel_channels - 1) / panel_channels;
     const T* const values = job.packed + (chunk - job.first_chunk) * packed_chunk_size<T>(job.dv) +
                             (keys.begin - chunk * chunk_keys) * panel_channels;
-    const auto tiles = [&](auto tile, auto hidden, index_t from, const visible_lanes<T, Vectors>* visible) {
+    const auto tiles = [&](auto tile, auto hides, index_t from, const T* hidden) {
       index_t panel = from;
       for (; panel + tile() <= panels; panel += tile()) {
         if (ahead_1) prefetch_part(ahead_1, panel, tile(), panels), prefetch_part(ahead_2, panel, tile(), panels);
-        value_tile<Vectors, tile(), hidden()>(weights, values + panel * panel_step<T>, count, visible,
-                                              out_ + panel * panel_channels * lanes);
+        value_tile<Vectors, tile(), hides()>(weights, values + panel * panel_step<T>, count, hidden,
+                                             out_ + panel * panel_channels * lanes);
       }
       return panel;
     };
-    if (job.finite[chunk - job.first_chunk] || all_see(keys)) {
+    const bool rules_hide = hides(job, first_map) || hides(job, last_map);
+    if (job.finite[chunk - job.first_chunk] || (all_see(keys) && !rules_hide)) {
       const index_t rest = tiles(constant<tile_panels>{}, constant<false>{}, 0, nullptr);
       tiles(constant<1>{}, constant<false>{}, rest, nullptr);
     } else {
-      const visible_lanes<T, Vectors> visible = visible_of(job, keys);
-      tiles(constant<1>{}, constant<true>{}, 0, &visible);
+      T hidden[chunk_keys * lanes];
+      find_hidden(job, keys, first_map, last_map, hidden);
+      tiles(constant<1>{}, constant<true>{}, 0, hidden);
     }
   }
 
@@ -159,6 +190,61 @@ class group {
  private:
   template <auto Value>
   using constant = std::integral_constant<decltype(Value), Value>;
+
+  /// hidden[key][lane]: 0 if the lane sees the key in one of the maps.
+  DIFFATTN_NOINLINE void find_hidden(const block_job<T>& job, key_range keys, int first_map, int last_map,
+                                     T* hidden) const noexcept {
+    const index_t count = keys.end - keys.begin;
+    for (index_t i = 0; i < lanes; ++i) {
+      const key_range& row = job.visible[row_of(i)];
+      T maps[2][chunk_keys] = {};
+      for (int m = first_map; m <= last_map; ++m)
+        if (hides(job, m)) hide_from_row(job.rules[m], job.first_query + row_of(i), keys, maps[m], 1);
+      for (index_t j = 0; j < count; ++j) {
+        const bool outside = keys.begin + j < row.begin || keys.begin + j >= row.end;
+        const bool by_rules = maps[first_map][j] != T(0) && maps[last_map][j] != T(0);
+        hidden[j * lanes + i] = outside || by_rules ? T(1) : T(0);
+      }
+    }
+  }
+
+  /// Makes of the scores at x, in log2 units, what the rules of a map say; −∞ for the keys that they hide. Finds the maxima.
+  DIFFATTN_NOINLINE void edit(const block_job<T>& job, int map, key_range keys, sight shown, T* x) noexcept {
+    constexpr int w = simd::lanes<T>;
+    const head_rules<T>& r = job.rules[map];
+    const score_editor<T> editor(r);
+    const index_t count = keys.end - keys.begin, query = job.first_query + first_;
+    T own[lanes] = {}, bias[softmax_keys * lanes], hidden[softmax_keys * lanes];
+    if (r.rules->slopes)
+      for (index_t i = 0; i < lanes; ++i) own[i] = static_cast<T>(job.own[row_of(i)] - keys.begin);
+    if (const logit_view<T>& v = r.rules->bias; v.data) {
+      if (rows_ < lanes)
+        for (index_t e = 0; e < count * lanes; ++e) bias[e] = T(0);
+      if (v.key_stride == 1)
+        simd::transpose<simd::transpose_order::gather>(v.at(r.b, r.head, query, keys.begin), v.query_stride, rows_, count, bias,
+                                                       lanes, T(1));
+      else
+        for (index_t i = 0; i < rows_; ++i)
+          for (index_t j = 0; j < count; ++j) bias[j * lanes + i] = *v.at(r.b, r.head, query + i, keys.begin + j);
+    }
+    if (shown == sight::some) {
+      for (index_t e = 0; e < count * lanes; ++e) hidden[e] = T(0);
+      for (index_t i = 0; i < rows_; ++i) hide_from_row(r, query + i, keys, hidden + i, lanes);
+    }
+    const vec<T> zero = simd::broadcast(T(0)), none = simd::broadcast(-std::numeric_limits<T>::infinity());
+    for (int v = 0; v < Vectors; ++v) {
+      vec<T> top = none;
+      for (index_t j = 0; j < count; ++j) {
+        const index_t at = (j * Vectors + v) * w;
+        const vec<T> distance = simd::load(own + v * w) - simd::broadcast(static_cast<T>(j));
+        vec<T> score = editor.edit(simd::load(x + at), distance, editor.has_bias() ? simd::load(bias + at) : zero);
+        if (shown == sight::some) score = simd::select<T>(simd::load(hidden + at) == zero, score, none);
+        simd::store(x + at, score);
+        top = simd::at_least<T>(score, top);
+      }
+      simd::store(softmax_[map].top + v * w, top);
+    }
+  }
 
   DIFFATTN_INLINE bool all_see(key_range keys) const noexcept { return all_.begin <= keys.begin && keys.end <= all_.end; }
   /// Lanes without a row do as the last row does.

@@ -35,11 +35,11 @@ struct softmax_state {
   }
 };
 
-/// scores - shift of `count` (1 … Keys) consecutive keys: x[key][lane]. With fewer than Keys the last key stands in for
-/// the missing ones, so nothing beyond it is read. `ahead` is prefetched, one key row each.
+/// scores - start of `count` (1 … Keys) consecutive keys: x[key][lane]. With fewer than Keys the last key stands in for
+/// the missing ones, so nothing beyond it is read. `ahead` is prefetched, one key row each. `start`: the shift, or zeros.
 template <int Vectors, int Keys, class T>
 DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, index_t count, index_t d, const T* ahead,
-                                  softmax_state<T, Vectors>& state, T* x) noexcept {
+                                  const T* start, softmax_state<T, Vectors>& state, T* x) noexcept {
   constexpr int w = simd::lanes<T>;
   const T* row[Keys];
   vec<T> acc[Keys][Vectors];
@@ -47,7 +47,7 @@ DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, inde
   for (int j = 0; j < Keys; ++j) {
     row[j] = k + (j < count ? j : count - 1) * k_stride;
     DIFFATTN_UNROLL
-    for (int v = 0; v < Vectors; ++v) acc[j][v] = -simd::load(state.shift + v * w);
+    for (int v = 0; v < Vectors; ++v) acc[j][v] = -simd::load(start + v * w);
   }
   constexpr index_t line = 64 / sizeof(T);
   for (index_t i = 0; i < d; i += line) {
@@ -142,6 +142,34 @@ DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index
     simd::store(state.shift + v * w, simd::load(state.shift + v * w) + step);
     simd::store(state.limit + v * w, simd::select<T>(rises, simd::broadcast(T(rise_limit)), limit));
   }
+}
+
+/// Scores at x, whose maxima are in state.top, become scores - shift, the shift raised where that is due. Rules may change a
+/// score by more than a float can tell from the old shift; then what was accumulated is nothing beside it, and the new shift is
+/// the maximum itself.
+template <int Vectors, class T>
+DIFFATTN_NOINLINE void subtract_shift(softmax_state<T, Vectors>& state, T* x, index_t count, T* weights, index_t rows, T* out,
+                                      index_t channels) noexcept {
+  constexpr int w = simd::lanes<T>;
+  constexpr T far = T(1 << 20);  // beyond it, steps of 1 vanish beside scores of float
+  T top[softmax_state<T, Vectors>::lanes];
+  for (int v = 0; v < Vectors; ++v) {
+    const vec<T> score = simd::load(state.top + v * w);
+    simd::store(top + v * w, score);
+    simd::store(state.top + v * w, score - simd::load(state.shift + v * w));
+  }
+  if (rises(state)) {
+    raise_shift<Vectors>(state, x, 0, weights, rows, out, channels);
+    for (int v = 0; v < Vectors; ++v) {
+      const auto is_far = simd::load(state.top + v * w) > simd::broadcast(far);
+      simd::store(state.shift + v * w, simd::select<T>(is_far, simd::load(top + v * w), simd::load(state.shift + v * w)));
+    }
+  }
+  for (index_t j = 0; j < count; ++j)
+    for (int v = 0; v < Vectors; ++v) {
+      T* const p = x + (j * Vectors + v) * w;
+      simd::store(p, simd::load(p) - simd::load(state.shift + v * w));
+    }
 }
 
 /// Four keys' scores become weights where they lie; key j is added to chain j.

@@ -99,11 +99,10 @@ struct strided_rows {
 
 /// out[channel][lane] += Σ_key weight[key][lane] · value[key][channel] for Panels panels of a chunk, `count` keys. The sum of a
 /// chunk is formed by itself: the rounding error then grows with chunk_keys + chunks, not with the number of keys.
-/// With Hidden, a lane skips the keys that it may not see, where 0 · NaN would not be 0; `visible` counts from the first key
-/// here.
+/// With Hidden, a lane skips the keys that it may not see, where 0 · NaN would not be 0: those whose hidden[key][lane] is not
+/// 0.
 template <int Vectors, int Panels, bool Hidden, class T>
-DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const visible_lanes<T, Vectors>* visible,
-                                  T* out) noexcept {
+DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t count, const T* hidden, T* out) noexcept {
   constexpr int w = simd::lanes<T>, channels = panel_channels * Panels;
   vec<T> acc[channels][Vectors];
   DIFFATTN_UNROLL
@@ -123,9 +122,8 @@ DIFFATTN_NOINLINE void value_tile(const T* weights, const T* values, index_t cou
       for (int v = 0; v < Vectors; ++v) {
         const vec<T> sum = simd::fma<T>(weight[v], value, acc[c][v]);
         if constexpr (Hidden) {
-          const vec<T> key = simd::broadcast(static_cast<T>(j));
-          acc[c][v] = simd::select<T>((key >= simd::load(visible->begin + v * w)) & (key < simd::load(visible->end + v * w)),
-                                      sum, acc[c][v]);
+          const auto seen = simd::load(hidden + (j * Vectors + v) * w) == simd::broadcast(T(0));
+          acc[c][v] = simd::select<T>(seen, sum, acc[c][v]);
         } else {
           acc[c][v] = sum;
         }

@@ -30,6 +30,7 @@ struct panel_plan {
   index_t row_blocks = 0;
   index_t units = 0;              ///< value units of one batch entry
   index_t wave_units = 0;         ///< units of a wave, over all batch entries
+  bool hides = false;             ///< the logits' rules may hide keys
   index_t chunks = 0;             ///< packed chunks of a unit, at most
   index_t span = 0;               ///< keys whose weights a block keeps, at most
   index_t* first_head = nullptr;  ///< [units + 1] first differential head of each value unit
@@ -64,6 +65,9 @@ DIFFATTN_INLINE panel_scratch<R> carve_scratch(const panel_plan<R>& p, arena& me
   s.block.weights = take(Maps == 1 ? kernel::chunk_keys : Maps * p.span);
   s.block.combined = Maps == 1 ? nullptr : take(kernel::chunk_keys);
   s.block.out = take(kernel::padded_channels(p.dv));
+  const index_t blocks = (Maps == 1 ? kernel::chunk_keys : p.span) / kernel::softmax_keys + 1;
+  const index_t groups = (p.block_rows + simd::lanes<R> - 1) / simd::lanes<R>;
+  s.block.live = memory.take<bool>(static_cast<std::size_t>(p.hides ? Maps * groups : 0), static_cast<std::size_t>(blocks));
   s.values = memory.take<R>(static_cast<std::size_t>(4 * p.width));
   s.queries = converts ? take(Maps * p.d) : nullptr;
   s.out = converts ? take(p.dv) : nullptr;
@@ -80,6 +84,8 @@ inline panel_plan<R> plan_panels(const forward_args<T>& a, index_t workers, aren
 
   const unit_count n = count_units(a.heads);
   p.units = n.units;
+  for (int m = 0; m < Maps; ++m)
+    if (const auto* const r = rules_of_map(a, m)) p.hides |= r->hides();
   bool copies_keys = false;
   for (index_t b = 0; b < a.q.batch; ++b) {
     const key_range all = keys_of_rows(a.mask, p.q_len, from.length(b), b, 0, p.q_len - 1);
@@ -97,7 +103,7 @@ inline panel_plan<R> plan_panels(const forward_args<T>& a, index_t workers, aren
     }
   // A window bounds what one block sees; otherwise it may see all that the call does.
   p.span = p.chunks * kernel::chunk_keys;
-  if (a.mask.causal && a.mask.window != attention_mask::unlimited) {
+  if (a.mask.causal && a.mask.window != attention_mask::unlimited && !a.mask.prefixes) {
     const index_t reach = kernel::chunk_keys + kernel::max_block_rows;
     if (a.mask.window < p.span - reach) p.span = a.mask.window + reach;
   }
@@ -214,11 +220,14 @@ inline void block_task(const forward_args<T>& a, const panel_plan<R>& p, index_t
   }
   key_range visible[kernel::max_block_rows];
   R alpha[kernel::max_block_rows], lambda[kernel::max_block_rows];
+  index_t own[kernel::max_block_rows];
+  for (int m = 0; m < 2; ++m) job.rules[m] = {rules_of_map(a, m), b, head};
   for (index_t r = 0; r < job.rows; ++r) {
+    own[r] = place_of_row(a.mask, p.q_len, kv_len, b, row + r).own;
     visible[r] = visible_keys(a.mask, p.q_len, kv_len, b, row + r);
     if constexpr (Maps == 2) alpha[r] = a.alpha.at(b, row + r, head), lambda[r] = a.lambda.at(b, row + r, head);
   }
-  job.visible = visible, job.alpha = alpha, job.lambda = lambda;
+  job.visible = visible, job.first_query = row, job.own = own, job.alpha = alpha, job.lambda = lambda;
   job.packed = p.packed + slot * p.chunks * kernel::packed_chunk_size<R>(p.dv);
   job.finite = p.finite + slot * p.chunks;
   job.norm = a.norm;

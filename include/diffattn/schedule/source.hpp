@@ -17,7 +17,11 @@ class source {
  public:
   template <class T>
   DIFFATTN_INLINE explicit source(const forward_args<T>& a) noexcept
-      : view_(a.cache.is_given() ? a.cache : view_of_tensors<T>(a.k, a.v)), sequences_(a.sequences) {}
+      : view_(a.cache.is_given() ? a.cache : view_of_tensors<T>(a.k, a.v)),
+        sequences_(a.sequences),
+        is_cache_(a.cache.is_given()) {}
+
+  DIFFATTN_INLINE bool is_cache() const noexcept { return is_cache_; }
 
   DIFFATTN_INLINE const kv_rows& keys() const noexcept { return view_.keys; }
   DIFFATTN_INLINE const kv_rows& values() const noexcept { return view_.values; }
@@ -54,6 +58,7 @@ class source {
  private:
   kv_view view_;
   const index_t* sequences_;
+  bool is_cache_;
 };
 
 /// Pieces of `size` keys, counted from key 0, that any `keys` keys before `end` may touch. Never less for more keys: so the
@@ -77,6 +82,13 @@ DIFFATTN_INLINE forward_args<T> with_length(const forward_args<T>& a, index_t kv
 DIFFATTN_INLINE key_range keys_of_rows(const attention_mask& mask, index_t q_len, index_t kv_len, index_t b, index_t first,
                                        index_t last) noexcept {
   return {visible_keys(mask, q_len, kv_len, b, first).begin, visible_keys(mask, q_len, kv_len, b, last).end};
+}
+
+/// The rules of map m, or null if there are none.
+template <class T>
+DIFFATTN_INLINE const logit_rules<compute_type<T>>* rules_of_map(const forward_args<T>& a, int m) noexcept {
+  const logit_rules<compute_type<T>>* const r = m == 1 && a.logits_2 ? a.logits_2 : &a.logits;
+  return r->edits() || r->sinks ? r : nullptr;
 }
 
 /// Factor of the scores in log2 units: scale · log2 e.

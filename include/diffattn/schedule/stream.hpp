@@ -15,6 +15,7 @@
 #include "../kernel/dots.hpp"
 #include "../kernel/epilogue.hpp"
 #include "../kernel/row_softmax.hpp"
+#include "../kernel/rules.hpp"
 #include "../kernel/sums.hpp"
 #include "lines.hpp"
 #include "source.hpp"
@@ -76,6 +77,8 @@ class stream_call {
     padded_dv_ = dv_ / width_ * padded_row(width_);
     if (a_.out1.data) map_of_kind_[kinds_++] = 0;
     if (a_.out2.data) map_of_kind_[kinds_++] = 1;
+    for (int m = 0; m < Maps; ++m)
+      if (const auto* const r = rules_of_map(a_, m)) has_rules_ = true, hides_ |= r->hides();
     if (a_.q.batch == 0 || q_len_ == 0) return;
     const unit_count n = count_units(a_.heads);
     units_ = n.units, most_heads_ = n.most_heads;
@@ -145,7 +148,7 @@ class stream_call {
 
   /// Lists the lines of unit u and packs its queries.
   inline void start(index_t u, const stream_unit<real>& unit) const noexcept {
-    unit.lines.list(a_.heads, first_head(u), first_head(u) + heads(u), Maps);
+    unit.lines.list(a_.heads, first_head(u), first_head(u) + heads(u), Maps, has_rules_);
     const real scale = log2_scale(a_);
     real* q = unit.queries;
     for (index_t l = 0; l < *unit.lines.count; ++l)
@@ -193,6 +196,7 @@ class stream_call {
       const real* const queries = unit.queries + l * q_len_ * padded_row(d_);
       real* const weights = unit.weights + l * q_len_ * stride + place * part_keys;
       for_each_run(b, part, from_.keys(), lines[l].key, scratch.gathered, [&](key_range keys, const kernel::row_run& run) {
+        if (!some_see(u, unit, l, next, keys)) return;
         kernel::with_rows(
             from_.keys().type, run, d_, rows, scratch.wide, [&](auto type, const kernel::row_run& some, index_t first) {
               kernel::dots<type()>(queries, padded_row(d_), rows, some, d_, weights + (keys.begin - at) + first, stride);
@@ -201,10 +205,43 @@ class stream_call {
     }
     for (index_t row = 0; row < *unit.lines.count * q_len_; ++row) {
       const key_range all = seen(b, row % q_len_), here = clip(all, at, at + part_keys);
+      if (here.begin < here.end)
+        edit(rules(b, lines[row / q_len_]), b, row % q_len_, here, at, unit.weights + row * stride + place * part_keys);
       kernel::row_weights(unit.weights + row * stride + place * part_keys, here.begin - at, here.end - at,
                           here.begin == all.begin && here.end == all.end, unit.shift[row * parts_ + place],
                           unit.sum[row * parts_ + place]);
     }
+  }
+
+  kernel::head_rules<real> rules(index_t b, const stream_line& line) const noexcept {
+    return {rules_of_map(a_, line.map), b, line.head};
+  }
+  /// Do the rules show one of `keys` to a row of lines [begin, end)?
+  bool some_see(index_t u, const stream_unit<real>& unit, index_t begin, index_t end, key_range keys) const noexcept {
+    for (index_t l = begin; l < end; ++l)
+      if (kernel::sight_of(rules(u / units_, unit.lines.lines[l]), 0, q_len_ - 1, keys) != sight::none) return true;
+    return false;
+  }
+
+  /// Makes of the scores of query row i for `keys`, at x[key - origin], what the rules say.
+  inline void edit(const kernel::head_rules<real>& r, index_t b, index_t i, key_range keys, index_t origin,
+                   real* x) const noexcept {
+    if (!r.edits()) return;
+    constexpr index_t w = simd::lanes<real>;
+    const kernel::score_editor<real> editor(r);
+    const logit_view<real>& bias = r.rules->bias;
+    const index_t own = place_of_row(a_.mask, q_len_, from_.length(b), b, i).own;
+    for (index_t key = keys.begin; key < keys.end; key += w) {
+      const index_t n = keys.end - key < w ? keys.end - key : w;
+      real distance[w] = {}, added[w] = {}, score[w] = {};
+      for (index_t j = 0; j < n; ++j) {
+        distance[j] = static_cast<real>(own - key - j), score[j] = x[key - origin + j];
+        if (bias.data) added[j] = *bias.at(r.b, r.head, i, key + j);
+      }
+      simd::store(score, editor.edit(simd::load(score), simd::load(distance), simd::load(added)));
+      for (index_t j = 0; j < n; ++j) x[key - origin + j] = score[j];
+    }
+    if (r.rules->hides()) kernel::hide_from_row(r, i, keys, x + (keys.begin - origin), 1);
   }
 
   /// Merges the parts of every row, stores the log-sum-exps, and finds the coefficients of every output.
@@ -218,6 +255,8 @@ class stream_call {
         kernel::row_total<real> map[2];
         for (int m = 0; m < Maps; ++m) {
           map[m] = unit.total[unit.lines.map[m][h] * q_len_ + i];
+          const kernel::head_rules<real> r{rules_of_map(a_, m), b, first_head(u) + h};
+          kernel::add_sink(r.sink(), map[m].sum, map[m].shift);
           if (lse[m]->data) lse[m]->at(b, i, first_head(u) + h) = map[m].log_sum_exp();
         }
         for (index_t kind = 0; kind < kinds_; ++kind) {
@@ -235,27 +274,57 @@ class stream_call {
   /// Weighted values of one part for all outputs of a unit.
   inline void add_values(index_t u, index_t part, const stream_unit<real>& unit,
                          const stream_scratch<real>& scratch) const noexcept {
-    const index_t b = u / units_, place = part - parts_of(b).begin;
+    const index_t place = part - parts_of(u / units_).begin, size = outputs(u) * padded_dv_;
+    real* const out = unit.out + place * size;
+    add_part(u, part, unit, scratch, out, false);
+    // A value that a row may not see must not be multiplied, not even by 0: it may be infinite or NaN. What rules hide is
+    // scattered, so it is multiplied all the same, and where the result gives it away the part is done again without.
+    bool finite = true;
+    for (index_t e = 0; hides_ && e < size; ++e) finite &= out[e] - out[e] == real(0);
+    if (finite) return;
+    for (index_t e = 0; e < size; ++e) out[e] = real(0);
+    add_part(u, part, unit, scratch, out, true);
+  }
+  inline void add_part(index_t u, index_t part, const stream_unit<real>& unit, const stream_scratch<real>& scratch, real* out,
+                       bool leave_out_hidden) const noexcept {
+    const index_t b = u / units_;
     const head_indices head = a_.heads[first_head(u)];
-    for (int half = 0; half < (head.value_2 < 0 ? 1 : 2); ++half) {
-      real* const out = unit.out + place * outputs(u) * padded_dv_ + half * padded_row(width_);
-      for_each_run(b, part, from_.values(), half == 0 ? head.value_1 : head.value_2, scratch.gathered,
-                   [&](key_range keys, const kernel::row_run& run) {
-                     const real* const weights = scratch.combined + keys.begin % turn_keys;
-                     if (combine(u, keys, unit, scratch.combined)) {
-                       add_rows(run, weights, outputs(u), out, scratch);
-                       return;
-                     }
-                     // A value that a row may not see must not be multiplied, not even by 0: it may be infinite or NaN.
-                     for (index_t o = 0; o < outputs(u); ++o) {
-                       const key_range some = clip(seen(b, o % q_len_), keys.begin, keys.end);
-                       const index_t skipped = some.begin - keys.begin;
-                       if (some.begin < some.end)
-                         add_rows({run.row(skipped), run.stride, some.end - some.begin}, weights + o * turn_keys + skipped, 1,
-                                  out + o * padded_dv_, scratch);
-                     }
-                   });
-    }
+    for (int half = 0; half < (head.value_2 < 0 ? 1 : 2); ++half, out += padded_row(width_))
+      for_each_run(
+          b, part, from_.values(), half == 0 ? head.value_1 : head.value_2, scratch.gathered,
+          [&](key_range keys, const kernel::row_run& run) {
+            if (hides_ && !some_see(u, unit, 0, *unit.lines.count, keys)) return;
+            const real* const weights = scratch.combined + keys.begin % turn_keys;
+            if (combine(u, keys, unit, scratch.combined) && !leave_out_hidden) {
+              add_rows(run, weights, outputs(u), out, scratch);
+              return;
+            }
+            for (index_t o = 0; o < outputs(u); ++o) {
+              real hidden[turn_keys];
+              const key_range some = clip(seen(b, o % q_len_), keys.begin, keys.end);
+              if (leave_out_hidden) find_hidden(u, o, keys, hidden);
+              for (key_range stretch{some.begin, some.begin}; stretch.begin < some.end; stretch.begin = stretch.end + 1) {
+                const auto ends = [&](index_t key) { return leave_out_hidden && hidden[key - keys.begin] != real(0); };
+                for (stretch.end = stretch.begin; stretch.end < some.end && !ends(stretch.end);) ++stretch.end;
+                const index_t skipped = stretch.begin - keys.begin, count = stretch.end - stretch.begin;
+                if (count > 0)
+                  add_rows({run.row(skipped), run.stride, count}, weights + o * turn_keys + skipped, 1, out + o * padded_dv_,
+                           scratch);
+              }
+            }
+          });
+  }
+
+  /// hidden[key - keys.begin]: not 0 if the rules of every map of output o hide the key.
+  inline void find_hidden(index_t u, index_t o, key_range keys, real* hidden) const noexcept {
+    const int only = map_of_kind_[o / q_len_ / heads(u)];
+    const index_t h = first_head(u) + o / q_len_ % heads(u);
+    real maps[2][turn_keys] = {};
+    for (int m = 0; m < Maps; ++m)
+      if (const kernel::head_rules<real> r{rules_of_map(a_, m), u / units_, h}; r.rules)
+        kernel::hide_from_row(r, o % q_len_, keys, maps[m], 1);
+    for (index_t j = 0; j < keys.end - keys.begin; ++j)
+      hidden[j] = only != no_map ? maps[only][j] : maps[0][j] == real(0) ? real(0) : maps[Maps - 1][j];
   }
 
   /// out[output] += Σ weights[output] · value.
@@ -368,6 +437,7 @@ class stream_call {
   source from_;
   index_t d_ = 0, width_ = 0, dv_ = 0, padded_dv_ = 0, q_len_ = 0;
   index_t kinds_ = 1;
+  bool has_rules_ = false, hides_ = false;  ///< logits are changed; keys may be hidden
   int map_of_kind_[3] = {Maps == 1 ? 0 : no_map, no_map, no_map};
   index_t units_ = 0, most_heads_ = 1, parts_ = 0;
   bool split_ = false;      ///< the parts of units are dealt out, not units

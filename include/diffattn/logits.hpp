@@ -64,8 +64,8 @@ struct logit_rules {
   mask_predicate predicate;
   const R* sinks = nullptr;  ///< [output heads] logits; −∞ is none
 
-  /// Is anything done to single logits?
-  DIFFATTN_INLINE bool edits() const noexcept { return soft_cap != R(0) || slopes || bias.data || hides(); }
+  /// Do logits change that are not hidden?
+  DIFFATTN_INLINE bool changes() const noexcept { return soft_cap != R(0) || slopes || bias.data; }
   /// May keys be hidden?
   DIFFATTN_INLINE bool hides() const noexcept { return bias.data || visible.data || blocks.begins || predicate.sees; }
 };

@@ -95,7 +95,7 @@ class group {
                              bool rescale_out) noexcept {
     constexpr int tile = tile_keys<Vectors>;
     constexpr T zeros[lanes] = {};
-    const bool edits = job.rules[map].edits();
+    const bool edits = job.rules[map].edits(shown);
     const index_t count = keys.end - keys.begin, stride = job.k_stride;
     const T* const q = queries_ + map * job.d * lanes;
     softmax_state<T, Vectors>& state = softmax_[map];

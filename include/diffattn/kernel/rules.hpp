@@ -21,7 +21,8 @@ struct head_rules {
   const logit_rules<T>* rules = nullptr;
   index_t b = 0, head = 0;
 
-  DIFFATTN_INLINE bool edits() const noexcept { return rules && rules->edits(); }
+  /// Are the scores of a tile of which the rules show `shown` to be edited?
+  DIFFATTN_INLINE bool edits(sight shown) const noexcept { return rules && (shown == sight::some || rules->changes()); }
   /// Log2 units; −∞: none.
   DIFFATTN_INLINE T sink() const noexcept {
     return rules && rules->sinks ? rules->sinks[head] * static_cast<T>(log2_e) : -std::numeric_limits<T>::infinity();
@@ -54,15 +55,26 @@ DIFFATTN_INLINE sight sight_of_blocks(const block_list& list, index_t b, index_t
   return all ? sight::all : some ? sight::some : sight::none;
 }
 
-/// Are all elements of a tile equal to x, none, or some? Stops as soon as that is clear.
+/// How many of n elements are x? n is at most that of a tile, so a counter as wide as the elements does not overflow, and keeps
+/// them in as many lanes.
+template <class E>
+DIFFATTN_INLINE index_t count_equal(const E* row, index_t stride, index_t n, E x) noexcept {
+  std::conditional_t<sizeof(E) == 1, unsigned char, std::conditional_t<sizeof(E) == 4, std::int32_t, std::int64_t>> found = 0;
+  if (stride == 1) {  // a constant stride makes vectors of this
+    for (index_t j = 0; j < n; ++j) found = static_cast<decltype(found)>(found + (row[j] == x));
+    return found;
+  }
+  for (index_t j = 0; j < n; ++j) found = static_cast<decltype(found)>(found + (row[j * stride] == x));
+  return found;
+}
+
+/// Does an array show all keys of a tile, none, or some? Stops as soon as that is clear.
 template <class E>
 DIFFATTN_INLINE sight sight_of_array(const logit_view<E>& v, index_t b, index_t head, index_t first, index_t last,
                                      key_range keys, E hidden) noexcept {
   bool shown = false, hides = false;
   for (index_t query = first; query <= last && !(shown && hides); ++query) {
-    const E* const row = v.at(b, head, query, keys.begin);
-    index_t n = 0;
-    for (index_t j = 0; j < keys.end - keys.begin; ++j) n += row[j * v.key_stride] == hidden;
+    const index_t n = count_equal(v.at(b, head, query, keys.begin), v.key_stride, keys.end - keys.begin, hidden);
     hides |= n > 0, shown |= n < keys.end - keys.begin;
     if (v.query_stride == 0) break;
   }

@@ -88,7 +88,7 @@ DIFFATTN_INLINE key_range keys_of_rows(const attention_mask& mask, index_t q_len
 template <class T>
 DIFFATTN_INLINE const logit_rules<compute_type<T>>* rules_of_map(const forward_args<T>& a, int m) noexcept {
   const logit_rules<compute_type<T>>* const r = m == 1 && a.logits_2 ? a.logits_2 : &a.logits;
-  return r->edits() || r->sinks ? r : nullptr;
+  return r->changes() || r->hides() || r->sinks ? r : nullptr;
 }
 
 /// Factor of the scores in log2 units: scale · log2 e.

@@ -226,7 +226,7 @@ class stream_call {
   /// Makes of the scores of query row i for `keys`, at x[key - origin], what the rules say.
   inline void edit(const kernel::head_rules<real>& r, index_t b, index_t i, key_range keys, index_t origin,
                    real* x) const noexcept {
-    if (!r.edits()) return;
+    if (!r.rules) return;
     constexpr index_t w = simd::lanes<real>;
     const kernel::score_editor<real> editor(r);
     const logit_view<real>& bias = r.rules->bias;

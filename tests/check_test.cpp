@@ -71,6 +71,32 @@ struct call {
   }
   void use_table() { args.heads = head_map::table(table.data(), 4); }
 
+  // Two sequences in one batch entry: 2 + 3 queries on 4 + 2 keys.
+  std::vector<std::int32_t> query_starts = {0, 2, 5}, key_starts = {0, 4, 6};
+  std::vector<index_t> prefixes = {1, 2};
+  void use_packed() {
+    args.q.batch = args.k.batch = args.v.batch = args.out.batch = args.out1.batch = args.out2.batch = 1;
+    args.mask.key_ranges = nullptr, args.mask.sequences = 2;
+    args.mask.query_starts = query_starts.data(), args.mask.key_starts = key_starts.data();
+  }
+  void use_prefixes() { args.mask.causal = true, args.mask.prefixes = prefixes.data(); }
+
+  // Every rule: arrays of 2 entries, 4 heads, 5 queries and 6 keys; blocks of 2 queries and 4 keys, so 3 rows of 2 at most.
+  std::vector<float> bias = std::vector<float>(240, 0.5f), slopes = std::vector<float>(4, 0.5f), sinks = slopes;
+  std::vector<unsigned char> visible = std::vector<unsigned char>(240, 1);
+  std::vector<index_t> block_begins = {0, 1, 3, 4}, block_keys = {0, 0, 1, 1};
+  diffattn::logit_rules<float> second;
+  diffattn::logit_rules<float> every_rule() {
+    diffattn::logit_rules<float> r;
+    r.soft_cap = 2, r.slopes = slopes.data(), r.sinks = sinks.data();
+    r.bias = {bias.data(), 120, 30, 6, 1}, r.visible = {visible.data(), 120, 30, 6, 1};
+    r.blocks = {2, 4, block_begins.data(), block_keys.data(), 0, 0};
+    r.predicate.sees = [](const void*, index_t, index_t, index_t, index_t) { return true; };
+    return r;
+  }
+  void use_rules() { args.logits = every_rule(); }
+  void use_second_rules() { second = every_rule(), args.logits_2 = &second; }
+
   // The same keys and values in a cache of 3 sequences, in pages of 2 tokens; page 4 is free.
   std::vector<float> pool_k = std::vector<float>(8 * 24, 1.0f), pool_v = std::vector<float>(8 * 16, 1.0f);
   std::vector<std::int32_t> pages = {3, 0, 5, 1, 6, 2, 7, -1, -1}, references = {1, 1, 1, 1, 0, 1, 1, 1};
@@ -104,6 +130,13 @@ struct call {
     return s;
   }
 };
+
+/// The same array where `out` is.
+template <class E>
+const E* moved(std::vector<float>& out, const std::vector<E>& array) {
+  std::memcpy(out.data(), array.data(), array.size() * sizeof(E));
+  return reinterpret_cast<const E*>(out.data());
+}
 
 struct misuse {
   status expected;
@@ -202,6 +235,77 @@ const misuse misuses[] = {
      [](call& c) {
        c.ranges[0] = {4, 3};
      }},
+    {status::mask_prefix_not_causal, [](call& c) { c.args.mask.prefixes = c.prefixes.data(); }},
+    {status::mask_prefix_not_causal, [](call& c) { c.use_packed(), c.args.mask.prefixes = c.prefixes.data(); }},
+    {status::mask_prefix, [](call& c) { c.use_prefixes(), c.prefixes[1] = 7; }},
+    {status::mask_prefix, [](call& c) { c.use_prefixes(), c.prefixes[0] = -1; }},
+    {status::mask_prefix, [](call& c) { c.use_packed(), c.use_prefixes(), c.prefixes[1] = 3; }},
+    {status::mask_prefix, [](call& c) { c.use_packed(), c.use_prefixes(), c.prefixes[0] = -1; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.args.mask.query_starts = nullptr; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.args.mask.key_starts = nullptr; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.args.mask.query_starts = c.args.mask.key_starts = nullptr; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.args.mask.sequences = 0; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.args.mask.sequences = -1; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.args.mask.sequences = std::numeric_limits<index_t>::max(); }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.query_starts[0] = 1; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.query_starts[2] = 4; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.query_starts[2] = 6; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.query_starts[1] = 6; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.query_starts[1] = -1; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.key_starts[0] = -1; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.key_starts[1] = 7; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.key_starts[2] = 7; }},
+    {status::mask_packed, [](call& c) { c.use_packed(), c.key_starts[2] = 3; }},
+    {status::mask_packed_batch,
+     [](call& c) {
+       c.use_packed(), c.args.q.batch = c.args.k.batch = c.args.v.batch = c.args.out.batch = 2;
+       c.args.out1.batch = c.args.out2.batch = 2;
+     }},
+    {status::mask_packed_key_ranges, [](call& c) { c.use_packed(), c.args.mask.key_ranges = c.ranges; }},
+    {status::logits_soft_cap, [](call& c) { c.args.logits.soft_cap = -1; }},
+    {status::logits_soft_cap, [](call& c) { c.args.logits.soft_cap = nan; }},
+    {status::logits_soft_cap, [](call& c) { c.args.logits.soft_cap = infinity; }},
+    {status::logits_soft_cap, [](call& c) { c.args.logits.soft_cap = std::numeric_limits<float>::max(); }},
+    {status::logits_soft_cap, [](call& c) { c.use_second_rules(), c.second.soft_cap = -1; }},
+    {status::logits_strides, [](call& c) { c.use_rules(), c.args.logits.bias.batch_stride = huge * 8; }},
+    {status::logits_strides, [](call& c) { c.use_rules(), c.args.logits.bias.head_stride = -huge * 8; }},
+    {status::logits_strides,
+     [](call& c) {
+       c.use_rules(), c.args.logits.bias.query_stride = std::numeric_limits<index_t>::min();
+     }},
+    {status::logits_strides, [](call& c) { c.use_rules(), c.args.logits.visible.key_stride = huge * 8; }},
+    {status::logits_strides, [](call& c) { c.use_rules(), c.args.logits.blocks.batch_stride = huge * 8; }},
+    {status::logits_strides,
+     [](call& c) {
+       c.use_rules(), c.args.logits.blocks.head_stride = std::numeric_limits<index_t>::max();
+     }},
+    {status::logits_strides, [](call& c) { c.use_second_rules(), c.second.bias.key_stride = huge * 8; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.args.logits.blocks.query_block = 0; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.args.logits.blocks.key_block = -1; }},
+    {status::logits_blocks,
+     [](call& c) {
+       c.use_rules(), c.args.logits.blocks.key_block = std::numeric_limits<index_t>::max();
+     }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.args.logits.blocks.query_block = huge; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.args.logits.blocks.keys = nullptr; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.args.logits.blocks.begins = nullptr; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.block_begins[0] = -1; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.block_begins[1] = 4; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.block_keys[0] = -1; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.block_keys[3] = 2; }},
+    {status::logits_blocks, [](call& c) { c.use_rules(), c.block_keys[2] = 0; }},
+    {status::logits_blocks, [](call& c) { c.use_second_rules(), c.block_keys[1] = 1; }},
+    {status::logits_predicate,
+     [](call& c) {
+       c.use_rules(), c.args.logits.predicate.sees = nullptr, c.args.logits.predicate.context = &c;
+     }},
+    {status::logits_predicate,
+     [](call& c) {
+       c.args.logits.predicate.tile = [](const void*, index_t, index_t, index_t, index_t, key_range) {
+         return diffattn::sight::some;
+       };
+     }},
+    {status::logits_predicate, [](call& c) { c.use_second_rules(), c.second.predicate = {&c, nullptr, nullptr}; }},
     {status::out_strides, [](call& c) { c.args.out.head_stride = 0; }},
     {status::out_strides, [](call& c) { c.args.out.token_stride = 8; }},
     {status::out_strides, [](call& c) { c.args.out.head_stride = -3; }},
@@ -220,6 +324,51 @@ const misuse misuses[] = {
        std::memcpy(c.out.data(), c.table.data(), 4 * sizeof(head_indices));
        c.args.heads = head_map::table(reinterpret_cast<head_indices*>(c.out.data()), 4), c.touched = true;
      }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.args.mask.key_ranges = moved(c.out, std::vector<key_range>(c.ranges, c.ranges + 2)); }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       c.touched = true, c.use_prefixes(), c.args.mask.prefixes = moved(c.out, c.prefixes);
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_packed(), c.args.mask.query_starts = moved(c.out, c.query_starts); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_packed(), c.args.mask.key_starts = moved(c.out, c.key_starts); }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       c.touched = true, c.use_rules(), c.args.logits.slopes = moved(c.out, c.slopes);
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) {
+       c.touched = true, c.use_rules(), c.args.logits.sinks = moved(c.out, c.sinks);
+     }},
+    {status::out_overlaps_parameter, [](call& c) { c.use_rules(), c.args.logits.bias.data = c.out.data() + 159; }},
+    {status::out_overlaps_parameter,  // the last row, which comes first in memory
+     [](call& c) {
+       c.use_rules(), c.args.logits.bias = {c.out.data() + 159 + 29, 0, 0, -6, -1};
+     }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.use_rules(), c.args.logits.visible.data = reinterpret_cast<unsigned char*>(c.out.data() + 160) - 1; }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_rules(), c.args.logits.blocks.begins = moved(c.out, c.block_begins); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_rules(), c.args.logits.blocks.keys = moved(c.out, c.block_keys); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_second_rules(), c.second.slopes = moved(c.out, c.slopes); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_second_rules(), c.second.sinks = moved(c.out, c.sinks); }},
+    {status::out_overlaps_parameter, [](call& c) { c.use_second_rules(), c.second.bias.data = c.out.data(); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.use_second_rules(), c.second.visible.data = reinterpret_cast<unsigned char*>(c.out.data()); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_second_rules(), c.second.blocks.begins = moved(c.out, c.block_begins); }},
+    {status::out_overlaps_parameter,
+     [](call& c) { c.touched = true, c.use_second_rules(), c.second.blocks.keys = moved(c.out, c.block_keys); }},
+    {status::lse_overlap, [](call& c) { c.use_rules(), c.args.logits.bias.data = c.lse1.data(); }},
+    {status::raw_out_overlap, [](call& c) { c.use_rules(), c.args.logits.bias.data = c.out2.data() + 159; }},
+    {status::workspace_overlap, [](call& c) { c.use_rules(), c.workspace.data = c.bias.data(); }},
+    {status::workspace_overlap, [](call& c) { c.use_rules(), c.workspace.data = c.block_keys.data() + 3; }},
+    {status::workspace_overlap, [](call& c) { c.use_packed(), c.workspace.data = c.key_starts.data(); }},
     {status::lse_strides, [](call& c) { c.args.lse1.head_stride = 0; }},
     {status::lse_strides, [](call& c) { c.args.lse2.batch_stride = huge; }},
     {status::lse_overlap, [](call& c) { c.args.lse1.data = c.out.data(); }},
@@ -313,6 +462,8 @@ const misuse cache_misuses[] = {
        c.table[1].key_1 = 3;
        c.args.cache.heads = head_map::table(c.table.data(), 4);
      }},
+    {status::mask_packed_cache, [](call& c) { c.use_packed(); }},
+    {status::mask_prefix, [](call& c) { c.use_prefixes(), c.args.mask.key_ranges = nullptr, c.lengths[1] = 1; }},
     {status::mask_key_range, [](call& c) { c.ranges[0].end = 7; }},
     {status::mask_key_range, [](call& c) { c.sequences[1] = 2; }},  // keys 1 … 3 of a sequence of one token
     {status::cache_range, [](call& c) { c.lengths[0] = 7; }},       // room for 6
@@ -368,10 +519,11 @@ const misuse cache_misuses[] = {
     {status::workspace_overlap, [](call& c) { c.workspace.data = c.sequences.data(); }},
 };
 
-constexpr int statuses = static_cast<int>(status::merge_part_shape) + 1;
+constexpr int statuses = static_cast<int>(status::layer_keys) + 1;
 
-/// Statuses of the caches themselves, of rotations and of merging; their tests are elsewhere.
+/// Statuses of the caches themselves, of rotations, of merging and of layers; their tests are elsewhere.
 bool is_of_another_call(status s) {
+  if (s >= status::layer_width && s <= status::layer_keys) return true;
   switch (s) {
     case status::rope_table:
     case status::rope_width:
@@ -486,9 +638,9 @@ TEST(Check, MessagesNameTheArgument) {
     EXPECT_TRUE(seen.insert(text).second) << "twice: " << text;
     if (i == 0) continue;
     static const char* const arguments[] = {
-        "q: ",     "k: ",     "v: ",      "out: ",  "heads: ",     "lambda: ",   "alpha: ",
-        "scale: ", "norm.",   "mask.",    "lse: ",  "out1/out2: ", "executor: ", "workspace: ",
-        "rope: ",  "cache: ", "append: ", "fork: ", "k, v: ",      "schedule: ", "merge: "};
+        "q: ",     "k: ",      "v: ",    "out: ",  "heads: ",     "lambda: ",   "alpha: ",     "scale: ",
+        "norm.",   "mask.",    "logits", "lse: ",  "out1/out2: ", "executor: ", "workspace: ", "rope: ",
+        "cache: ", "append: ", "fork: ", "k, v: ", "schedule: ",  "merge: ",    "layer: "};
     bool names = false;
     for (const char* const a : arguments) names |= text.rfind(a, 0) == 0 && text.size() > std::strlen(a) + 5;
     EXPECT_TRUE(names) << text;
@@ -557,6 +709,21 @@ TEST(Check, WhatIsFine) {
   expect_ok([](call& c) { c.args.mask.offset = std::numeric_limits<index_t>::max(); });  // only read if causal
   expect_ok([](call& c) { c.args.mask.causal = true, c.args.mask.offset = -(index_t{1} << 62); });
   expect_ok([](call& c) { c.ranges[0] = c.ranges[1] = {6, 6}; });
+  expect_ok([](call& c) { c.use_prefixes(), c.prefixes = {0, 6}, c.args.mask.prefixes = c.prefixes.data(); });
+  expect_ok([](call& c) { c.use_packed(); });
+  expect_ok([](call& c) { c.use_packed(), c.use_prefixes(); });
+  expect_ok([](call& c) {
+    c.use_packed(), c.query_starts[1] = 0, c.key_starts = {2, 2, 2}, c.args.mask.key_starts = c.key_starts.data();
+  });
+  expect_ok([](call& c) { c.use_rules(); });
+  expect_ok([](call& c) { c.use_rules(), c.use_second_rules(), c.use_prefixes(); });
+  expect_ok([](call& c) { c.use_rules(), c.use_packed(); });
+  expect_ok([](call& c) {  // strides that are not used need not make sense
+    c.args.logits.bias.key_stride = c.args.logits.visible.batch_stride = c.args.logits.blocks.head_stride = huge;
+  });
+  expect_ok([](call& c) {  // no blocks, no list
+    c.use_rules(), c.block_begins.assign(4, 0), c.args.logits.blocks.keys = nullptr;
+  });
   expect_ok([](call& c) {
     c.args.q.data = c.args.k.data = c.args.v.data = c.vector.data(), c.args.q.batch_stride = c.args.q.token_stride = 0,
     c.args.k.batch_stride = c.args.k.token_stride = 0, c.args.v.batch_stride = c.args.v.token_stride = 0;

@@ -145,10 +145,11 @@ DIFFATTN_INLINE status tensor(const tensor_view<T>& t, status null, status size,
 DIFFATTN_INLINE status packed(const attention_mask& m, index_t batch, index_t q_len, const schedule::source& from) noexcept {
   if (from.is_cache()) return status::mask_packed_cache;
   if (m.key_ranges) return status::mask_packed_key_ranges;
-  if (batch != 1) return batch == 0 ? status::ok : status::mask_packed_batch;
   const std::int32_t *const q = m.query_starts, *const k = m.key_starts;
   const index_t n = m.sequences;
-  if (n <= 0 || !q || !k || q[0] != 0 || q[n] != q_len || k[0] < 0 || k[n] > from.length(0)) return status::mask_packed;
+  if (n <= 0 || n >= limit / 64 || !q || !k) return status::mask_packed;
+  if (batch != 1) return batch == 0 ? status::ok : status::mask_packed_batch;
+  if (q[0] != 0 || q[n] != q_len || k[0] < 0 || k[n] > from.length(0)) return status::mask_packed;
   for (index_t s = 0; s < n; ++s) {
     if (q[s + 1] < q[s] || k[s + 1] < k[s]) return status::mask_packed;
     if (m.prefixes && (m.prefixes[s] < 0 || m.prefixes[s] > k[s + 1] - k[s])) return status::mask_prefix;
@@ -181,6 +182,16 @@ DIFFATTN_INLINE index_t most_keys(index_t batch, const schedule::source& from) n
   return most;
 }
 
+/// Does f(row) hold for the list of every block of queries? row[0] and row[1] are where its key blocks begin and end.
+template <class T, class F>
+DIFFATTN_INLINE bool all_rows(const block_list& l, const forward_args<T>& a, F&& f) noexcept {
+  for (index_t b = 0; b < (l.batch_stride == 0 ? 1 : a.out.batch); ++b)
+    for (index_t h = 0; h < (l.head_stride == 0 ? 1 : a.out.heads); ++h)
+      for (index_t query = 0; query < a.out.tokens; query += l.query_block)
+        if (!f(l.row(b, h, query))) return false;
+  return true;
+}
+
 /// Lists of blocks: every number in its place.
 template <class T>
 DIFFATTN_INLINE status blocks(const block_list& l, const forward_args<T>& a, index_t kv_len) noexcept {
@@ -190,16 +201,13 @@ DIFFATTN_INLINE status blocks(const block_list& l, const forward_args<T>& a, ind
   if (capped_product(a.out.batch, l.batch_stride) >= limit / 64 || capped_product(a.out.heads, l.head_stride) >= limit / 64)
     return status::logits_strides;
   const index_t key_blocks = (kv_len + l.key_block - 1) / l.key_block;
-  for (index_t b = 0; b < (l.batch_stride == 0 ? 1 : a.out.batch); ++b)
-    for (index_t h = 0; h < (l.head_stride == 0 ? 1 : a.out.heads); ++h)
-      for (index_t query = 0; query < a.out.tokens; query += l.query_block) {
-        const index_t* const row = l.row(b, h, query);
-        if (row[0] < 0 || row[1] < row[0] || (row[1] > row[0] && !l.keys)) return status::logits_blocks;
-        for (index_t i = row[0]; i < row[1]; ++i)
-          if (l.keys[i] < 0 || l.keys[i] >= key_blocks || (i > row[0] && l.keys[i] <= l.keys[i - 1]))
-            return status::logits_blocks;
-      }
-  return status::ok;
+  const auto valid = [&](const index_t* row) {
+    if (row[0] < 0 || row[1] < row[0] || (row[1] > row[0] && !l.keys)) return false;
+    for (index_t i = row[0]; i < row[1]; ++i)
+      if (l.keys[i] < 0 || l.keys[i] >= key_blocks || (i > row[0] && l.keys[i] <= l.keys[i - 1])) return false;
+    return true;
+  };
+  return all_rows(l, a, valid) ? status::ok : status::logits_blocks;
 }
 
 /// The rules of a map.
@@ -344,7 +352,7 @@ DIFFATTN_INLINE bool cache_matches(const forward_args<T>& a) noexcept {
 
 /// The arrays that a call reads beside q, k and v.
 struct parameter_ranges {
-  byte_range ranges[24];
+  byte_range ranges[26];
 };
 
 template <class T>
@@ -364,6 +372,16 @@ DIFFATTN_INLINE parameter_ranges parameters_of(const forward_args<T>& a) noexcep
     const index_t rows = l.begins ? (a.out.tokens + l.query_block - 1) / l.query_block + 1 : 0;
     const axis axes[3] = {{a.out.batch, l.batch_stride}, {a.out.heads, l.head_stride}, {rows, 1}};
     return l.begins ? bytes_of(l.begins, axes, 3) : byte_range{};
+  };
+  const auto listed = [&](const block_list& l) {
+    index_t first = std::numeric_limits<index_t>::max(), end = 0;
+    if (l.begins)
+      all_rows(l, a, [&](const index_t* row) {
+        if (row[0] < row[1] && row[0] < first) first = row[0];
+        if (row[0] < row[1] && row[1] > end) end = row[1];
+        return true;
+      });
+    return first < end ? array(l.keys + first, end - first) : byte_range{};
   };
   const auto& r1 = a.logits;
   const auto& r2 = a.logits_2 ? *a.logits_2 : a.logits;
@@ -385,6 +403,8 @@ DIFFATTN_INLINE parameter_ranges parameters_of(const forward_args<T>& a) noexcep
            logits(r2.visible),
            begins(r1.blocks),
            begins(r2.blocks),
+           listed(r1.blocks),
+           listed(r2.blocks),
            array(a.heads.queries == head_map::pairing::table ? a.heads.entries : nullptr, a.heads.heads),
            array(a.sequences, a.q.batch),
            array(a.cache.table, a.cache.sequences * a.cache.table_pages),

@@ -47,7 +47,7 @@ struct attention_mask {
   const std::int32_t* key_starts = nullptr;    ///< [sequences + 1], within kv_len
 
   DIFFATTN_INLINE index_t query_offset(index_t q_len, index_t kv_len) const noexcept {
-    return offset == align_to_end ? kv_len - q_len : offset;
+    return !causal || offset == align_to_end ? kv_len - q_len : offset;
   }
 };
 

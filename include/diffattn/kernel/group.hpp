@@ -95,7 +95,7 @@ class group {
                              bool rescale_out) noexcept {
     constexpr int tile = tile_keys<Vectors>;
     constexpr T zeros[lanes] = {};
-    const bool edits = job.rules[map].edits(shown);
+    const bool may_edit = job.rules[map].may_edit();
     const index_t count = keys.end - keys.begin, stride = job.k_stride;
     const T* const q = queries_ + map * job.d * lanes;
     softmax_state<T, Vectors>& state = softmax_[map];
@@ -103,14 +103,14 @@ class group {
     const T* k = job.k[map] + (keys.begin - job.first_key) * stride;
     index_t key = 0;
     for (; key + tile <= count; key += tile, k += tile * stride)
-      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, edits ? zeros : state.shift, state,
+      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, may_edit ? zeros : state.shift, state,
                                 x + key * lanes);
     if (key < count)
-      score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, edits ? zeros : state.shift, state, x + key * lanes);
-    if (edits) edit(job, map, keys, shown, x);
+      score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, may_edit ? zeros : state.shift, state, x + key * lanes);
+    if (job.rules[map].edits(shown)) edit(job, map, keys, shown, x);
     if (!all_see(keys)) hide_keys<Vectors>(visible_of(job, keys), count, x, state);
     const index_t channels = rescale_out ? padded_channels(job.dv) : 0;
-    if (edits)
+    if (may_edit)
       subtract_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, channels);
     else if (rises(state))
       raise_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, channels);

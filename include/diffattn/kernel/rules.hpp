@@ -23,6 +23,8 @@ struct head_rules {
 
   /// Are the scores of a tile of which the rules show `shown` to be edited?
   DIFFATTN_INLINE bool edits(sight shown) const noexcept { return rules && (shown == sight::some || rules->changes()); }
+  /// Those of any tile? All are shifted alike then: a row must not depend on what the rules show its neighbours.
+  DIFFATTN_INLINE bool may_edit() const noexcept { return rules && (rules->hides() || rules->changes()); }
   /// Log2 units; −∞: none.
   DIFFATTN_INLINE T sink() const noexcept {
     return rules && rules->sinks ? rules->sinks[head] * static_cast<T>(log2_e) : -std::numeric_limits<T>::infinity();
@@ -138,7 +140,7 @@ class score_editor {
 
   /// `distance`: own position minus key. `bias` in natural units; −∞ hides. Read only if the rules have them.
   DIFFATTN_INLINE vec<T> edit(vec<T> score, vec<T> distance, vec<T> bias) const noexcept {
-    if (capped_) score = simd::broadcast(cap_) * simd::tanh<T>(score * simd::broadcast(T(1) / cap_));
+    if (capped_) score = simd::broadcast(cap_) * simd::tanh<T>(score / simd::broadcast(cap_));
     if (slope_ != T(0)) score = simd::fnma<T>(simd::broadcast(slope_), simd::abs<T>(distance), score);
     if (!biased_) return score;
     // A bias near ±max, which finite masks use, would overflow in log2 units.
@@ -164,7 +166,7 @@ DIFFATTN_INLINE void add_sink(T sink, T& sum, T& shift) noexcept {
   if (sum == T(0)) {
     sum = T(1), shift = sink;
   } else if (sink - shift > most) {
-    sum = static_cast<T>(sizeof(T) == 4 ? 0x1p100 : 0x1p900), shift = sink - most;
+    sum = sum - sum + static_cast<T>(sizeof(T) == 4 ? 0x1p100 : 0x1p900), shift = sink - most;  // NaN stays
   } else {
     T lane[simd::lanes<T>];
     simd::store(lane, simd::exp2<T>(simd::broadcast(sink - shift)));

@@ -101,9 +101,9 @@ inline panel_plan<R> plan_panels(const forward_args<T>& a, index_t workers, aren
         if (place >= p.key_heads) p.key_heads = place + 1;
       });
     }
-  // A window bounds what one block sees; otherwise it may see all that the call does.
+  // A window bounds what one block sees, unless it takes in several sequences; otherwise it may see all that the call does.
   p.span = p.chunks * kernel::chunk_keys;
-  if (a.mask.causal && a.mask.window != attention_mask::unlimited && !a.mask.prefixes) {
+  if (a.mask.causal && a.mask.window != attention_mask::unlimited && !a.mask.prefixes && !a.mask.query_starts) {
     const index_t reach = kernel::chunk_keys + kernel::max_block_rows;
     if (a.mask.window < p.span - reach) p.span = a.mask.window + reach;
   }

@@ -202,8 +202,7 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
       return "layer: an option of its config is unknown, or its lambda rule does not go with its head map, norm or gates";
     case status::layer_weight_missing: return "layer: a weight that its config asks for is null";
     case status::layer_weight_unexpected: return "layer: a weight is given that its config does not have";
-    case status::layer_x:
-      return "layer: x is null, or not [batch, tokens, 1, model_width] with all tokens at one distance";
+    case status::layer_x: return "layer: x is null, or not [batch, tokens, 1, model_width] with all tokens at one distance";
     case status::layer_out: return "layer: out is null, of another shape than x, or overlaps x, a weight or the cache";
     case status::layer_rope: return "layer: the rotary table is missing, not wanted, or of another style than its config";
     case status::layer_keys:

@@ -97,7 +97,8 @@ int generate(const options& o, Executor executor) {
   const llm::checkpoint from(o.checkpoint);
   const token_list prompt = read_prompt(o, from);
   const bool bytes = o.prompt_ids.empty();
-  llm::decoder model(from, std::max(o.context, static_cast<index_t>(prompt.size()) + o.tokens), o.cache);
+  llm::decoder model(from, std::max(o.context, static_cast<index_t>(prompt.size()) + o.tokens), o.cache,
+                     static_cast<index_t>(prompt.size()) + o.tokens);
   const llm::model_config& c = model.configuration();
   if (c.trained_positions > 0 && static_cast<index_t>(prompt.size()) + o.tokens > c.trained_positions)
     std::fprintf(stderr, "warning: more tokens than the %ld positions that the model was trained on\n",
@@ -161,8 +162,10 @@ int main(int argc, char** argv) {
   std::string type = "f32";
   app.add_option("--cache", type, "storage of keys and values")->check(CLI::IsMember(storages))->capture_default_str();
   app.add_option("--threads", o.threads, "threads")->check(CLI::Range(1, 1024))->capture_default_str();
-  app.add_flag("--standard-check", o.standard_check,
-               "first recompute every attention layer, on up to 512 tokens of the prompt, by calls of standard attention");
+  app.add_flag(
+      "--standard-check", o.standard_check,
+      "first recompute every attention layer, on up to 512 tokens of the prompt, by calls of standard attention (not for "
+      "an odd number of key heads)");
   CLI11_PARSE(app, argc, argv);
   o.cache = storages.at(type);
   if (o.prompt.empty() && o.prompt_file.empty() && o.prompt_ids.empty()) {
@@ -174,6 +177,10 @@ int main(int argc, char** argv) {
     Eigen::ThreadPool pool(o.threads);
     const Eigen::ThreadPoolDevice device(&pool, o.threads);
     return generate(o, diffattn::eigen_executor(device));
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "diffllama_generate: not enough memory; fewer --tokens, a smaller --context or another --cache need less\n");
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "diffllama_generate: %s\n", error.what());
     return 1;

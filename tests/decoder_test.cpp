@@ -141,6 +141,42 @@ TEST_P(Decoder, ForgetsWhatIsTruncated) {
   EXPECT_EQ(model.forward({65}, serial), expected);
 }
 
+// A checkpoint with one thing wrong: a few bytes of its header exchanged for as many others.
+TEST_P(Decoder, RefusesACheckpointThatDoesNotFit) {
+  std::ifstream file(path(), std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(file)), {});
+  const auto error_of = [&](const std::string& from, const std::string& to) -> std::string {
+    EXPECT_EQ(from.size(), to.size());
+    std::string bad = good;
+    const std::size_t at = bad.find(from);
+    if (at == bad.npos) return "no " + from;
+    const std::string name = testing::TempDir() + "diffattn_" + GetParam() + ".safetensors";
+    std::ofstream(name, std::ios::binary) << bad.replace(at, from.size(), to);
+    try {
+      const llm::checkpoint broken(name);
+      llm::decoder model(broken, 8);
+      return "taken";
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+  };
+  const auto expect = [&](const std::string& from, const std::string& to, const std::string& word) {
+    const std::string error = error_of(from, to);
+    EXPECT_NE(error.find(word), std::string::npos) << from << " -> " << to << ": " << error;
+  };
+  expect("lm_head.weight", "xx_head.weight", "lm_head.weight");  // tied only if the configuration says so
+  expect("model.norm.weight", "model.horn.weight", "model.norm.weight");
+  expect("layers.3.self_attn.q_proj", "layers.3.self_attn.x_proj", "layers.3.self_attn.q_proj.weight");
+  expect(R"("num_hidden_layers":"4")", R"("num_hidden_layers":"3")", "num_hidden_layers");
+  expect(R"("num_hidden_layers":"4")", R"("num_hidden_layers":"5")", "layers.4");
+  expect(R"("num_attention_heads":"8")", R"("num_attention_heads":"4")", "[128, 128]");
+  expect(R"("vocab_size":"256")", R"("vocab_size":"255")", "[256, 128]");
+  if (std::string(GetParam()) == "differential")
+    expect("layers.0.self_attn.lambda_q1", "layers.0.self_attn.lambda_q9", "lambda_q1");
+  else
+    expect("layers.0.input_layernorm.weight", "layers.0.self_attn.lambda_q1xxx", "input_layernorm");
+}
+
 // The published way, map by map, is another order of the same sums.
 TEST_P(Decoder, LayersEqualTheCompositionOfStandardAttention) {
   const prompt p = prompts().back();
@@ -186,7 +222,9 @@ TEST(ModelConfig, FillsInWhatTransformersDoes) {
   EXPECT_EQ(c.attention.head_width, 16);
   EXPECT_EQ(c.rope.width, 16);
   EXPECT_EQ(c.rope.base, 10000);
-  EXPECT_EQ(c.eps, 1e-6);
+  EXPECT_EQ(c.eps, 1e-5);
+  EXPECT_FALSE(c.tied);
+  EXPECT_EQ(read({{"architectures", nlohmann::json::array({"LlamaForCausalLM"})}}).eps, 1e-6);
   EXPECT_TRUE(c.ends.empty());
   EXPECT_FALSE(read({{"architectures", nlohmann::json::array({"LlamaForCausalLM"})}}).differential);
   EXPECT_EQ(read({{"eos_token_id", {1, 2}}}).ends, std::vector<index_t>({1, 2}));
@@ -225,6 +263,9 @@ TEST(ModelConfig, SaysWhatIsWrong) {
       {{{"rms_norm_eps", -1}}, "rms_norm_eps"},
       {{{"rope_theta", 0}}, "rope_theta"},
       {{{"hidden_act", "gelu"}}, "hidden_act"},
+      {{{"partial_rotary_factor", 2}}, "partial_rotary_factor"},
+      {{{"partial_rotary_factor", 1e300}}, "partial_rotary_factor"},
+      {{{"tie_word_embeddings", 3}}, "tie_word_embeddings"},
       {{{"quantization_config", {{"bits", 4}}}}, "quantization_config"},
       {{{"rope_scaling", {{"type", "longrope"}, {"factor", 2}}}}, "longrope"},
       {{{"rope_scaling", {{"type", "linear"}}}}, "factor"},

@@ -23,6 +23,8 @@ struct model_config {
   diffattn::layer_shape attention;
   double eps = 0;
   diffattn::rope_config rope;
+  bool tied = false;              ///< logits by the embedding
+  bool attention_bias = false;    ///< the projections of attention must have biases
   index_t trained_positions = 0;  ///< 0: not said
   std::vector<index_t> ends;      ///< tokens that end a text
 
@@ -46,8 +48,10 @@ struct model_config {
     if (!c.has("head_dim") && attention.model_width % attention.query_heads != 0)
       throw c.error("hidden_size", "is no multiple of num_attention_heads, and head_dim is missing");
     attention.head_width = count("head_dim", std::max<index_t>(1, attention.model_width / attention.query_heads));
-    eps = c.number("rms_norm_eps", 1e-6);
+    eps = c.number("rms_norm_eps", differential ? 1e-5 : 1e-6);  // the defaults of transformers differ
     if (!(eps >= 0 && eps < 1)) throw c.error("rms_norm_eps", "is not within 0 and 1");
+    tied = c.flag("tie_word_embeddings", false);
+    attention_bias = c.flag("attention_bias", false);
     trained_positions = c.integer("max_position_embeddings", 0);
     read_rope(c);
     if (const nlohmann::json* end = c.find("eos_token_id")) {
@@ -64,7 +68,9 @@ struct model_config {
     const std::optional<config> newer = c.section("rope_parameters"), older = c.section("rope_scaling");
     const config& s = newer ? *newer : older ? *older : c;
     rope.base = newer && newer->has("rope_theta") ? newer->number("rope_theta") : c.number("rope_theta", 10000);
-    const double part = c.number("partial_rotary_factor", 1);
+    const config& parts = newer && newer->has("partial_rotary_factor") ? *newer : c;
+    const double part = parts.number("partial_rotary_factor", 1);
+    if (!(part > 0 && part <= 1)) throw parts.error("partial_rotary_factor", "is not within 0 and 1");
     rope.width = static_cast<index_t>(static_cast<double>(attention.head_width) * part);
     const std::string type = newer || older ? s.text("rope_type", s.text("type", "default")) : "default";
     if (type != "default") {
@@ -96,23 +102,20 @@ class decoder {
   /// Sees every attention layer after it has run.
   using observer = std::function<void(index_t layer, const layer_args&)>;
 
-  /// `capacity` tokens fit into the caches. The checkpoint must live as long: float32 weights are used where they lie.
-  decoder(const checkpoint& from, index_t capacity, diffattn::storage cache = diffattn::storage::f32)
+  /// `capacity` tokens fit into the caches; a rotation that depends on the length of the text takes it for `length` (0: the
+  /// capacity). The checkpoint must live as long: float32 weights are used where they lie.
+  decoder(const checkpoint& from, index_t capacity, diffattn::storage cache = diffattn::storage::f32, index_t length = 0)
       : config_(from.configuration()), capacity_(capacity) {
     const index_t width = config_.attention.model_width, mlp = config_.mlp_width;
     embedding_ = weights(from, "model.embed_tokens.weight", {config_.vocabulary, width});
     norm_ = weights(from, "model.norm.weight", {width});
-    // Tied: logits by the embedding.
-    head_ = from.has("lm_head.weight") ? weights(from, "lm_head.weight", {config_.vocabulary, width}) : embedding_;
+    head_ = config_.tied ? embedding_ : weights(from, "lm_head.weight", {config_.vocabulary, width});
+    if (from.has("model.layers." + std::to_string(config_.layers) + ".input_layernorm.weight"))
+      throw from.configuration().error("num_hidden_layers", "is less than the layers of the file");
 
-    const index_t pairs = config_.rope.width / 2;
-    cos_.resize(static_cast<std::size_t>(capacity * pairs)), sin_.resize(cos_.size());
-    config_.rope.sequence_length = capacity;
-    throw_if_error(fill_rope_table(config_.rope, 0, capacity, cos_.data(), sin_.data()));
-
-    layers_.resize(static_cast<std::size_t>(config_.layers));
+    // One by one: no memory is taken for what the file does not have.
     for (index_t i = 0; i < config_.layers; ++i) {
-      layer& l = layers_[static_cast<std::size_t>(i)];
+      layer& l = layers_.emplace_back();
       const std::string name = "model.layers." + std::to_string(i) + '.';
       l.attention_norm = weights(from, name + "input_layernorm.weight", {width});
       l.mlp_norm = weights(from, name + "post_attention_layernorm.weight", {width});
@@ -126,6 +129,11 @@ class decoder {
       l.memory = std::make_unique<diffattn::owned_workspace>(kv_cache_bytes(c));
       throw_if_error(l.cache.open(c, l.memory->view()));
     }
+
+    const index_t pairs = config_.rope.width / 2;
+    cos_.resize(static_cast<std::size_t>(capacity * pairs)), sin_.resize(cos_.size());
+    config_.rope.sequence_length = length > 0 ? length : capacity;
+    throw_if_error(fill_rope_table(config_.rope, 0, capacity, cos_.data(), sin_.data()));
   }
 
   const model_config& configuration() const { return config_; }
@@ -192,6 +200,10 @@ class decoder {
     a.weights.k = linear(from, name + "k_proj", kv, s.model_width);
     a.weights.v = linear(from, name + "v_proj", kv, s.model_width),
     a.weights.out = linear(from, name + "o_proj", s.model_width, q);
+    if (config_.attention_bias && !from.has(name + "q_proj.bias"))
+      throw from.configuration().error("attention_bias", "is true, but the file has no " + name + "q_proj.bias");
+    if (!config_.differential && from.has(name + "lambda_q1"))
+      throw from.configuration().error("architecture", "is LlamaForCausalLM, but the file has " + name + "lambda_q1");
     if (config_.differential) {
       a.weights.lambda_q1 = weights(from, name + "lambda_q1", {s.head_width});
       a.weights.lambda_k1 = weights(from, name + "lambda_k1", {s.head_width});
@@ -237,15 +249,16 @@ class decoder {
   model_config config_;
   index_t capacity_;
   const float *embedding_ = nullptr, *norm_ = nullptr, *head_ = nullptr;
-  std::vector<layer> layers_;
+  std::vector<layer> layers_;  // complete when the constructor is done: their addresses do not change any more
   std::vector<std::vector<float>> converted_;
   std::vector<float> cos_, sin_;
   std::vector<unsigned char> scratch_;
   matrix x_, y_, z_, gate_, up_, logits_;
 };
 
-/// The most probable token after the last one.
+/// The most probable token after the last one. Throws std::runtime_error if they are not finite: broken weights.
 inline std::int32_t argmax(const matrix& logits) {
+  if (!logits.row(logits.rows() - 1).allFinite()) throw std::runtime_error("the logits are not finite");
   index_t best = 0;
   logits.row(logits.rows() - 1).maxCoeff(&best);
   return static_cast<std::int32_t>(best);

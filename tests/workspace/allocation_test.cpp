@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: MIT
-// forward(args, workspace, executor) takes no memory from the heap, nor does a decode step: append and forward. This program
-// replaces malloc and its relatives by ones that count.
+// forward(args, workspace, executor) takes no memory from the heap, nor does a decode step: append and forward.
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cerrno>
 #include <cstddef>
 #include <cstdlib>
 #include <diffattn/attention.hpp>
@@ -15,55 +12,7 @@
 #endif
 #include <vector>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define DIFFATTN_TEST_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define DIFFATTN_TEST_SANITIZED 1
-#endif
-
-// Sanitizers bring their own malloc, and only glibc has a second name for the real one.
-#if defined(__GLIBC__) && !defined(DIFFATTN_TEST_SANITIZED)
-#define DIFFATTN_TEST_TRAPS_MALLOC 1
-
-namespace {
-std::atomic<bool> armed{false};
-std::atomic<int> allocations{0};
-void count() {
-  if (armed.load(std::memory_order_relaxed)) ++allocations;
-}
-}  // namespace
-
-extern "C" {
-void* __libc_malloc(std::size_t size);                           // NOLINT
-void* __libc_calloc(std::size_t n, std::size_t size);            // NOLINT
-void* __libc_realloc(void* p, std::size_t size);                 // NOLINT
-void* __libc_memalign(std::size_t alignment, std::size_t size);  // NOLINT
-
-void* malloc(std::size_t size) noexcept {
-  return count(), __libc_malloc(size);
-}
-void* calloc(std::size_t n, std::size_t size) noexcept {
-  return count(), __libc_calloc(n, size);
-}
-void* realloc(void* p, std::size_t size) noexcept {
-  return count(), __libc_realloc(p, size);
-}
-void* memalign(std::size_t alignment, std::size_t size) noexcept {
-  return count(), __libc_memalign(alignment, size);
-}
-void* aligned_alloc(std::size_t alignment, std::size_t size) noexcept {
-  return count(), __libc_memalign(alignment, size);
-}
-int posix_memalign(void** p, std::size_t alignment, std::size_t size) noexcept {
-  count();
-  *p = __libc_memalign(alignment, size);
-  return *p ? 0 : ENOMEM;
-}
-}
-#endif
+#include "../support/allocations.hpp"
 
 namespace {
 
@@ -71,6 +20,8 @@ namespace {
 
 using diffattn::index_t;
 using diffattn::status;
+using test::allocations;
+using test::armed;
 
 struct tensors {
   std::vector<float> q, k, v, out, out1, lse;

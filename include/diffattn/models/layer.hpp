@@ -33,7 +33,8 @@ inline buffers<T> carve(const layer_args<T>& a, const sizes& n, std::size_t atte
   b.q = rows_of(n.query_channels(c)), b.k = rows_of(n.key_channels(c)), b.v = rows_of(n.value_channels(c));
   b.heads = rows_of(n.out_channels(c));
   b.lambda = rows_of(n.lambda_channels(c)), b.alpha = rows_of(n.alpha_channels(c)), b.gate = rows_of(n.gate_channels(c));
-  const index_t widest = c.scale_norm != norm_kind::none ? n.out_channels(c) : c.qk_norm != norm_kind::none ? c.head_width : 0;
+  index_t widest = c.scale_norm != norm_kind::none ? n.out_channels(c) : 0;
+  if (c.qk_norm != norm_kind::none && c.head_width > widest) widest = c.head_width;
   b.lanes = memory.take<T>(static_cast<std::size_t>(widest), static_cast<std::size_t>(simd::lanes<T>));
   b.positions = memory.take<index_t>(static_cast<std::size_t>(a.x.batch));
   b.rest = memory.take<unsigned char>(attention_bytes);
@@ -83,7 +84,7 @@ inline void norm_rows(T* rows, index_t count, index_t n, norm_kind kind, double 
 
 template <class T>
 inline rows_of<T> rows_of_tokens(const tensor_view<T>& x) noexcept {
-  return {x.data, x.tokens > 1 ? x.token_stride : x.batch_stride};
+  return {x.data, x.tokens > 1 ? x.token_stride : x.batch > 1 ? x.batch_stride : x.width};
 }
 
 }  // namespace layers
@@ -105,11 +106,13 @@ inline std::size_t workspace_bytes(const layer_args<T>& args, index_t workers, i
 /// Bytes of workspace for this call; 0 if the arguments are wrong or nothing is to be done.
 template <class T>
 inline std::size_t workspace_bytes(const layer_args<T>& args, index_t workers = 1) noexcept {
-  return workspace_bytes(args, workers, layers::longest(args));
+  const bool valid = check(args) == status::ok && args.x.batch > 0 && args.x.tokens > 0;
+  return valid ? workspace_bytes(args, workers, layers::longest(args)) : 0;
 }
 
 /// Computes args.out. After any status but ok neither out nor the cache has changed. Serial unless an executor is given; the
-/// same bits for every executor. Errors: those of `check`, the workspace's, and cache_full, cache_no_page.
+/// same bits for every executor. Errors: those of `check`, the workspace's, and those of the cache: cache_full, cache_no_page,
+/// cache_sequence for one sequence twice.
 template <class T, class Executor = serial_executor>
 inline status forward(const layer_args<T>& args, workspace scratch, Executor&& executor = Executor{}) noexcept {
   const layer_config& c = args.config;

@@ -93,8 +93,8 @@ DIFFATTN_INLINE status config(const layer_config& c, sizes& n) noexcept {
       !known(c.norm) || !known(c.qk_norm) || !known(c.scale_norm))
     return status::layer_option;
   for (const double eps : {c.norm_eps, c.qk_norm_eps, c.scale_norm_eps})
-    if (!std::isfinite(eps) || eps < 0) return status::norm_eps;
-  if (!std::isfinite(c.gain)) return status::norm_gain;
+    if (!std::isfinite(static_cast<float>(eps)) || eps < 0) return status::norm_eps;
+  if (!std::isfinite(static_cast<float>(c.gain))) return status::norm_gain;
   if (!std::isfinite(static_cast<float>(c.scale) * 1.5f)) return status::scale_not_finite;
   if (c.window != attention_mask::unlimited) {
     if (c.window <= 0) return status::mask_window;
@@ -132,7 +132,7 @@ DIFFATTN_INLINE status weights(const layer_config& c, const layer_weights<T>& w)
   const auto norm_bias = [](const linear<T>& l, norm_kind k) { return l.bias && k != norm_kind::group; };
   const bool stray = stray_bias(w.k) || stray_bias(w.v) || stray_bias(w.lambda_gate) || stray_bias(w.alpha_gate) ||
                      stray_bias(w.output_gate) || (!qk && w.q_norm.weight) || ((!qk || !own) && w.k_norm.weight) ||
-                     (c.scale_norm == norm_kind::none && w.scale_norm.weight);
+                     (!own && w.k_norm.bias) || (c.scale_norm == norm_kind::none && w.scale_norm.weight);
   if (stray) return status::layer_weight_unexpected;
   return norm_bias(w.q_norm, c.qk_norm) || norm_bias(w.k_norm, c.qk_norm) || norm_bias(w.scale_norm, c.scale_norm)
              ? status::norm_bias
@@ -142,13 +142,24 @@ DIFFATTN_INLINE status weights(const layer_config& c, const layer_weights<T>& w)
 /// x or out: one row of model_width channels for each token, evenly spaced.
 template <class T>
 DIFFATTN_INLINE bool is_rows(const tensor_view<T>& t, index_t width) noexcept {
-  const bool sizes = checks::tensor(t, status::q_null, status::q_size, status::q_width_stride) == status::ok && t.heads == 1;
+  if (checks::tensor(t, status::q_null, status::q_size, status::q_width_stride) != status::ok) return false;
   const bool even = t.batch <= 1 || t.tokens <= 1 || t.batch_stride == t.tokens * t.token_stride;
   const index_t stride = t.tokens > 1 ? t.token_stride : t.batch_stride;
-  return sizes && even && t.width == width && (t.batch * t.tokens <= 1 || stride >= width);
+  return t.heads == 1 && t.width == width && even && (t.batch * t.tokens <= 1 || stride >= width);
 }
 
-/// Keys: the cache or the borrowed ones must be those of this layer, and hold what the queries will see.
+/// The attention call as far as keys and mask go.
+template <class T>
+DIFFATTN_INLINE forward_args<T> call_on_keys(const layer_args<T>& a) noexcept {
+  forward_args<T> call;
+  call.q = view<const T>(nullptr, a.x.batch, a.x.tokens, 1, 1);
+  call.heads = a.config.heads;
+  call.cache = a.cache ? a.cache->view() : a.keys_and_values, call.sequences = a.sequences;
+  call.mask.causal = a.config.causal, call.mask.window = a.config.window, call.mask.key_ranges = a.key_ranges;
+  return call;
+}
+
+/// Keys: the cache or the borrowed ones must be those of this layer.
 template <class T>
 DIFFATTN_INLINE status keys(const layer_args<T>& a, const sizes& n) noexcept {
   const layer_config& c = a.config;
@@ -156,22 +167,19 @@ DIFFATTN_INLINE status keys(const layer_args<T>& a, const sizes& n) noexcept {
   if (borrowed != a.keys_and_values.is_given() || (borrowed && cached)) return status::layer_keys;
   if (!borrowed && !cached) return a.sequences ? status::cache_sequence : status::ok;
   if (cached && !a.cache->is_open()) return status::cache_not_open;
-  const kv_view kv = cached ? a.cache->view() : a.keys_and_values;
-  if (kv.keys.heads != n.heads.keys || kv.keys.width != c.head_width) return status::cache_key_shape;
-  if (kv.values.heads != n.heads.values || kv.values.width != c.value_width) return status::cache_value_shape;
-  if (std::is_same_v<T, double> != (kv.keys.type == storage::f64)) return status::cache_storage;
-  if (kv.heads.heads != 0 && !same_heads(kv.heads, c.heads)) return status::cache_heads;
-  if (!a.sequences && a.x.batch != kv.sequences) return status::cache_sequence;
-  for (index_t b = 0; b < a.x.batch; ++b)
-    if (sequence(a, b) < 0 || sequence(a, b) >= kv.sequences) return status::cache_sequence;
-  return status::ok;
+  const forward_args<T> call = call_on_keys(a);
+  const kv_rows &k = call.cache.keys, &v = call.cache.values;
+  if (k.heads != n.heads.keys || k.width != c.head_width) return status::cache_key_shape;
+  if (v.heads != n.heads.values || v.width != c.value_width) return status::cache_value_shape;
+  if (const status s = checks::cache(call); s != status::ok) return s;
+  return checks::cache_matches(call) ? status::ok : status::cache_heads;
 }
 
 /// Will the keys that the queries see be there once the new ones are appended? (The attention call would find out, too late.)
 template <class T>
 DIFFATTN_INLINE status ranges(const layer_args<T>& a) noexcept {
-  attention_mask mask;
-  mask.causal = a.config.causal, mask.window = a.config.window, mask.key_ranges = a.key_ranges;
+  const forward_args<T> call = call_on_keys(a);
+  const kv_view& kv = call.cache;
   for (index_t b = 0; b < a.x.batch; ++b) {
     const index_t end = length_before(a, b) + a.x.tokens;
     if (a.key_ranges) {
@@ -179,20 +187,14 @@ DIFFATTN_INLINE status ranges(const layer_args<T>& a) noexcept {
       if (r.begin < 0 || r.end < r.begin || r.end > end) return status::mask_key_range;
     }
     if (!a.cache || a.x.tokens == 0) continue;
-    const kv_view kv = a.cache->view();
-    const index_t s = sequence(a, b), room = kv.page_tokens * kv.table_pages;
-    const key_range seen = schedule::keys_of_rows(mask, a.x.tokens, end, b, 0, a.x.tokens - 1);
-    if (seen.begin < seen.end && (seen.begin < kv.begin(s) || end - seen.begin > room)) return status::cache_range;
+    const key_range seen = schedule::keys_of_rows(call.mask, a.x.tokens, end, b, 0, a.x.tokens - 1);
+    const bool overwritten = a.cache->config().kind == kv_cache_kind::ring && end - seen.begin > kv.page_tokens;
+    if (seen.begin < seen.end && (seen.begin < kv.begin(sequence(a, b)) || overwritten)) return status::cache_range;
   }
-  if (a.config.keys != key_source::borrowed) return status::ok;
-  forward_args<T> call;
-  call.q = view<const T>(nullptr, a.x.batch, a.x.tokens, 1, 1);
-  call.cache = a.keys_and_values, call.sequences = a.sequences, call.mask = mask;
-  const status s = checks::cache(call);
-  return s == status::ok ? checks::cache_pages(call) : s;
+  return a.config.keys == key_source::borrowed ? checks::cache_pages(call) : status::ok;
 }
 
-/// Every array that a call reads but x, the keys and the small ones.
+/// Every weight.
 template <class T>
 struct weight_ranges {
   checks::byte_range ranges[27];
@@ -238,10 +240,11 @@ DIFFATTN_INLINE weight_ranges<T> ranges_of(const layer_config& c, const layer_we
 /// Does memory that a call writes to meet what it reads later, or what must stay?
 template <class T>
 DIFFATTN_INLINE bool meets_inputs(checks::byte_range r, const layer_args<T>& a, const sizes& n) noexcept {
-  bool hit = checks::intersect(r, checks::bytes_of(a.x));
+  const checks::axis table[2] = {{a.rope.positions, a.rope.width / 2}, {a.rope.width / 2, 1}}, entries[1] = {{a.x.batch, 1}};
+  bool hit = checks::intersect(r, checks::bytes_of(a.x)) || checks::intersects_input(r, call_on_keys(a));
   for (const checks::byte_range& w : ranges_of(a.config, a.weights, n).ranges) hit |= checks::intersect(r, w);
-  const kv_view kv = a.cache ? a.cache->view() : a.keys_and_values;
-  return hit || checks::intersect(r, checks::bytes_of(kv.keys, kv)) || checks::intersect(r, checks::bytes_of(kv.values, kv));
+  for (const float* t : {a.rope.cos, a.rope.sin}) hit |= t && checks::intersect(r, checks::bytes_of(t, table, 2));
+  return hit || (a.positions && checks::intersect(r, checks::bytes_of(a.positions, entries, 1)));
 }
 
 /// The workspace: large enough, and apart from every tensor.
@@ -267,7 +270,6 @@ DIFFATTN_INLINE status check(const layer_args<T>& a, sizes& n) noexcept {
   if (checks::capped_product(checks::capped_product(a.x.batch, a.x.tokens), widest) >= checks::limit / 64)
     return status::q_size;
   if ((s = keys(a, n)) != status::ok) return s;
-  if (meets_inputs(checks::bytes_of(a.out), a, n)) return status::layer_out;
   if (a.config.rotates != a.rope.is_given()) return status::layer_rope;
   if (a.config.rotates) {
     if (a.rope.style != a.config.rope) return status::layer_rope;
@@ -275,7 +277,8 @@ DIFFATTN_INLINE status check(const layer_args<T>& a, sizes& n) noexcept {
     for (index_t b = 0; b < a.x.batch; ++b)
       if (!a.rope.holds(first_position(a, b), a.x.tokens)) return status::rope_position;
   }
-  return ranges(a);
+  if ((s = ranges(a)) != status::ok) return s;
+  return meets_inputs(checks::bytes_of(a.out), a, n) ? status::layer_out : status::ok;
 }
 
 }  // namespace layers

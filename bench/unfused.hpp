@@ -22,14 +22,14 @@ class unfused {
   static constexpr index_t strip_rows = 64;
 
   /// out for one differential head of one batch entry. Values are one wide head or two narrow ones; the mask is none or causal
-  /// with as many keys as queries; the norm is RMS without weight.
+  /// under a causal mask with as many keys as queries; the norm is RMS without weight.
   void head(const diffattn::forward_args<T>& a, index_t b, index_t h) {
     const diffattn::head_indices i = a.heads[h];
     const index_t n = a.q.tokens, d = a.q.width, width = a.v.width;
     const T scale = T(1) / std::sqrt(static_cast<T>(d));
     const T lambda = a.lambda.at(b, 0, h);
     for (index_t first = 0; first < n; first += strip_rows) {
-      const index_t rows = std::min(strip_rows, n - first), keys = a.mask.causal ? first + rows : n;
+      const index_t rows = std::min(strip_rows, n - first), keys = a.mask.causal ? first + rows : a.k.tokens;
       softmax(a.q.at(b, first, i.query_1), a.k.at(b, 0, i.key_1), a, rows, keys, first, scale, T(1), map_1_);
       softmax(a.q.at(b, first, i.query_2), a.k.at(b, 0, i.key_2), a, rows, keys, first, scale, lambda, map_2_);
       map_1_ -= map_2_;

@@ -64,7 +64,7 @@ class group {
       if (rows_ < lanes)
         for (index_t e = 0; e < job.d * lanes; e += simd::lanes<T>) simd::store(q + e, simd::broadcast(T(0)));
       simd::transpose<simd::transpose_order::gather>(job.q[map] + first * job.q_stride, job.q_stride, rows_, job.d, q, lanes,
-                                                     job.scale);
+                                                     T(1));
       softmax_[map].reset();
     }
     clear(job);
@@ -103,10 +103,11 @@ class group {
     const T* k = job.k[map] + (keys.begin - job.first_key) * stride;
     index_t key = 0;
     for (; key + tile <= count; key += tile, k += tile * stride)
-      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, may_edit ? zeros : state.shift, state,
+      score_tile<Vectors, tile>(q, k, stride, tile, job.d, k + tile * stride, job.scale, may_edit ? zeros : state.shift, state,
                                 x + key * lanes);
     if (key < count)
-      score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, may_edit ? zeros : state.shift, state, x + key * lanes);
+      score_tile<Vectors, tile>(q, k, stride, count - key, job.d, k, job.scale, may_edit ? zeros : state.shift, state,
+                                x + key * lanes);
     if (job.rules[map].edits(shown)) edit(job, map, keys, shown, x);
     if (!all_see(keys)) hide_keys<Vectors>(visible_of(job, keys), count, x, state);
     const index_t channels = rescale_out ? padded_channels(job.dv) : 0;

@@ -3,11 +3,11 @@
 
 // softmax(Q Kᵀ) without its division: weights 2^(score - shift) of one map for one group of queries, and their sum.
 //
-// Scores are in log2 units (the packed queries carry scale · log2 e). Each lane keeps a `shift` near its maximum; a tile's
-// accumulators start at -shift, which makes the subtraction free. The shift need not be the exact maximum: float has room
-// for weights up to 2^rise_limit, so after the first keys it is raised only when a score exceeds it by more than that, which
-// real data rarely does. A raise is a whole number of log2 units, so every rescaling is exact and the result does not depend on
-// when it happens.
+// Scores are in log2 units: q·k times scale · log2 e, less a `shift` near the maximum of the lane, in one multiply-add at the
+// end of a tile. (A scaled query, or a sum that starts at -shift, would save it and round each product once more: at logits of
+// 1e4 the results are a fifth worse.) The shift need not be the exact maximum: float has room for weights up to 2^rise_limit,
+// so after the first keys it is raised only when a score exceeds it by more than that, which real data rarely does. A raise is
+// a whole number of log2 units, so every rescaling is exact and the result does not depend on when it happens.
 
 #include <limits>
 
@@ -21,25 +21,30 @@ namespace kernel {
 /// is 2.6e33 / keys to each value in the worst case.
 inline constexpr int rise_limit = 16;
 
+/// Channels whose products are added up by themselves: the rounding error of a score grows with these and their number, not
+/// with the width of a head.
+inline constexpr index_t sum_channels = 32;
+
 /// The running softmax of one map, a lane for each query.
 template <class T, int Vectors>
 struct softmax_state {
   static constexpr index_t lanes = group_lanes<T, Vectors>;
   T shift[lanes];  ///< log2 units; 0 until a key has been seen
   T sum[lanes];    ///< of the weights
+  T lost[lanes];   ///< what the last addition to it rounded away, and is taken off the next
   T limit[lanes];  ///< scores - shift above this raise the shift: -inf until a key has been seen
   T top[lanes];    ///< maximum of scores - shift in the block at hand
 
   DIFFATTN_INLINE void reset() noexcept {
-    for (index_t i = 0; i < lanes; ++i) shift[i] = 0, sum[i] = 0, limit[i] = -std::numeric_limits<T>::infinity();
+    for (index_t i = 0; i < lanes; ++i) shift[i] = sum[i] = lost[i] = 0, limit[i] = -std::numeric_limits<T>::infinity();
   }
 };
 
-/// scores - start of `count` (1 … Keys) consecutive keys: x[key][lane]. With fewer than Keys the last key stands in for
-/// the missing ones, so nothing beyond it is read. `ahead` is prefetched, one key row each. `start`: the shift, or zeros.
+/// scale · q·k - shift of `count` (1 … Keys) consecutive keys: x[key][lane]. With fewer than Keys the last key stands in for
+/// the missing ones, so nothing beyond it is read. `ahead` is prefetched, one key row each.
 template <int Vectors, int Keys, class T>
-DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, index_t count, index_t d, const T* ahead,
-                                  const T* start, softmax_state<T, Vectors>& state, T* x) noexcept {
+DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, index_t count, index_t d, const T* ahead, T scale,
+                                  const T* shift, softmax_state<T, Vectors>& state, T* x) noexcept {
   constexpr int w = simd::lanes<T>;
   const T* row[Keys];
   vec<T> acc[Keys][Vectors];
@@ -47,7 +52,7 @@ DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, inde
   for (int j = 0; j < Keys; ++j) {
     row[j] = k + (j < count ? j : count - 1) * k_stride;
     DIFFATTN_UNROLL
-    for (int v = 0; v < Vectors; ++v) acc[j][v] = -simd::load(start + v * w);
+    for (int v = 0; v < Vectors; ++v) acc[j][v] = simd::broadcast(T(0));
   }
   constexpr index_t line = 64 / sizeof(T);
   for (index_t i = 0; i < d; i += line) {
@@ -55,24 +60,39 @@ DIFFATTN_NOINLINE void score_tile(const T* q, const T* k, index_t k_stride, inde
     for (int j = 0; j < Keys; ++j) simd::prefetch(ahead + j * k_stride + i);
   }
 
-  for (index_t i = 0; i < d; ++i) {
-    vec<T> query[Vectors];
-    DIFFATTN_UNROLL
-    for (int v = 0; v < Vectors; ++v) query[v] = simd::load_pinned(q + (i * Vectors + v) * w);
+  for (index_t i = 0; i < d;) {
+    vec<T> part[Keys][Vectors];
     DIFFATTN_UNROLL
     for (int j = 0; j < Keys; ++j) {
-      const vec<T> key = simd::broadcast(row[j][i]);
       DIFFATTN_UNROLL
-      for (int v = 0; v < Vectors; ++v) acc[j][v] = simd::fma<T>(query[v], key, acc[j][v]);
+      for (int v = 0; v < Vectors; ++v) part[j][v] = simd::broadcast(T(0));
+    }
+    for (const index_t end = d - i < sum_channels ? d : i + sum_channels; i < end; ++i) {
+      vec<T> query[Vectors];
+      DIFFATTN_UNROLL
+      for (int v = 0; v < Vectors; ++v) query[v] = simd::load_pinned(q + (i * Vectors + v) * w);
+      DIFFATTN_UNROLL
+      for (int j = 0; j < Keys; ++j) {
+        const vec<T> key = simd::broadcast(row[j][i]);
+        DIFFATTN_UNROLL
+        for (int v = 0; v < Vectors; ++v) part[j][v] = simd::fma<T>(query[v], key, part[j][v]);
+      }
+    }
+    DIFFATTN_UNROLL
+    for (int j = 0; j < Keys; ++j) {
+      DIFFATTN_UNROLL
+      for (int v = 0; v < Vectors; ++v) acc[j][v] = acc[j][v] + part[j][v];
     }
   }
-  vec<T> top[Vectors];
+  const vec<T> factor = simd::broadcast(scale);
+  vec<T> top[Vectors], less[Vectors];
   DIFFATTN_UNROLL
-  for (int v = 0; v < Vectors; ++v) top[v] = simd::load(state.top + v * w);
+  for (int v = 0; v < Vectors; ++v) top[v] = simd::load(state.top + v * w), less[v] = -simd::load(shift + v * w);
   DIFFATTN_UNROLL
   for (int j = 0; j < Keys; ++j) {
     DIFFATTN_UNROLL
     for (int v = 0; v < Vectors; ++v) {
+      acc[j][v] = simd::fma<T>(acc[j][v], factor, less[v]);
       top[v] = simd::at_least<T>(acc[j][v], top[v]);
       if (j < count) simd::store(x + (j * Vectors + v) * w, acc[j][v]);
     }
@@ -139,6 +159,7 @@ DIFFATTN_NOINLINE void raise_shift(softmax_state<T, Vectors>& state, T* x, index
       simd::store(p, simd::load(p) * factor);
     }
     simd::store(state.sum + v * w, simd::load(state.sum + v * w) * factor);
+    simd::store(state.lost + v * w, simd::load(state.lost + v * w) * factor);
     simd::store(state.shift + v * w, simd::load(state.shift + v * w) + step);
     simd::store(state.limit + v * w, simd::select<T>(rises, simd::broadcast(T(rise_limit)), limit));
   }
@@ -190,6 +211,7 @@ DIFFATTN_INLINE void weigh_keys(T* x, vec<T> (&sum)[4][Vectors]) noexcept {
 
 /// Turns the scores of keys [first, first + count) into weights where they lie and adds them to the sums. Key j goes into
 /// chain j mod 4, whatever the number of registers and wherever a block begins: a row's sum does not depend on its neighbours.
+/// Blocks are added up with compensation (Kahan): 2048 of them would cost three digits of the difference of nearly equal maps.
 template <int Vectors, class T>
 DIFFATTN_NOINLINE void exponentials(T* x, index_t first, index_t count, softmax_state<T, Vectors>& state) noexcept {
   constexpr int w = simd::lanes<T>;
@@ -218,7 +240,10 @@ DIFFATTN_NOINLINE void exponentials(T* x, index_t first, index_t count, softmax_
   DIFFATTN_UNROLL
   for (int v = 0; v < Vectors; ++v) {
     const vec<T> total = (sum[0][v] + sum[2][v]) + (sum[1][v] + sum[3][v]);
-    simd::store(state.sum + v * w, simd::load(state.sum + v * w) + total);
+    const vec<T> sum_before = simd::load(state.sum + v * w), exact = total - simd::load(state.lost + v * w);
+    const vec<T> sum_now = sum_before + exact;
+    simd::store(state.lost + v * w, (sum_now - sum_before) - exact);
+    simd::store(state.sum + v * w, sum_now);
   }
 }
 

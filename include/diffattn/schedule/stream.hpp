@@ -62,6 +62,7 @@ struct stream_scratch {
   R* wide;                  ///< [unpacked_rows][padded width] converted rows of keys or values
   unsigned char* gathered;  ///< [turn_keys][row bytes] of small pages
   R* combined;              ///< [outputs][turn_keys]
+  R* turn;                  ///< [outputs][padded dv] sums of one turn
   R* lanes;                 ///< [dv][lanes] finished outputs
   R* finished;              ///< [lanes][dv]
 };
@@ -287,32 +288,43 @@ class stream_call {
   }
   inline void add_part(index_t u, index_t part, const stream_unit<real>& unit, const stream_scratch<real>& scratch, real* out,
                        bool leave_out_hidden) const noexcept {
-    const index_t b = u / units_;
+    const index_t b = u / units_, end = clip(keys_of(b), part * part_keys, (part + 1) * part_keys).end;
     const head_indices head = a_.heads[first_head(u)];
-    for (int half = 0; half < (head.value_2 < 0 ? 1 : 2); ++half, out += padded_row(width_))
-      for_each_run(
-          b, part, from_.values(), half == 0 ? head.value_1 : head.value_2, scratch.gathered,
-          [&](key_range keys, const kernel::row_run& run) {
-            if (hides_ && !some_see(u, unit, 0, *unit.lines.count, keys)) return;
-            const real* const weights = scratch.combined + keys.begin % turn_keys;
-            if (combine(u, keys, unit, scratch.combined) && !leave_out_hidden) {
-              add_rows(run, weights, outputs(u), out, scratch);
-              return;
-            }
-            for (index_t o = 0; o < outputs(u); ++o) {
-              real hidden[turn_keys];
-              const key_range some = clip(seen(b, o % q_len_), keys.begin, keys.end);
-              if (leave_out_hidden) find_hidden(u, o, keys, hidden);
-              for (key_range stretch{some.begin, some.begin}; stretch.begin < some.end; stretch.begin = stretch.end + 1) {
-                const auto ends = [&](index_t key) { return leave_out_hidden && hidden[key - keys.begin] != real(0); };
-                for (stretch.end = stretch.begin; stretch.end < some.end && !ends(stretch.end);) ++stretch.end;
-                const index_t skipped = stretch.begin - keys.begin, count = stretch.end - stretch.begin;
-                if (count > 0)
-                  add_rows({run.row(skipped), run.stride, count}, weights + o * turn_keys + skipped, 1, out + o * padded_dv_,
-                           scratch);
-              }
-            }
-          });
+    for (index_t e = 0; e < outputs(u) * padded_dv_; ++e) scratch.turn[e] = real(0);
+    for (int half = 0; half < (head.value_2 < 0 ? 1 : 2); ++half) {
+      const index_t at = half * padded_row(width_);
+      const auto add = [&](key_range keys, const kernel::row_run& run) {
+        if (hides_ && !some_see(u, unit, 0, *unit.lines.count, keys)) return;
+        const real* const weights = scratch.combined + keys.begin % turn_keys;
+        if (combine(u, keys, unit, scratch.combined) && !leave_out_hidden) {
+          add_rows(run, weights, outputs(u), scratch.turn + at, scratch);
+          return;
+        }
+        for (index_t o = 0; o < outputs(u); ++o) {
+          real hidden[turn_keys];
+          const key_range some = clip(seen(b, o % q_len_), keys.begin, keys.end);
+          if (leave_out_hidden) find_hidden(u, o, keys, hidden);
+          const auto ends = [&](index_t key) { return leave_out_hidden && hidden[key - keys.begin] != real(0); };
+          for (key_range stretch{some.begin, some.begin}; stretch.begin < some.end; stretch.begin = stretch.end + 1) {
+            for (stretch.end = stretch.begin; stretch.end < some.end && !ends(stretch.end);) ++stretch.end;
+            const index_t skipped = stretch.begin - keys.begin, count = stretch.end - stretch.begin;
+            if (count > 0)
+              add_rows({run.row(skipped), run.stride, count}, weights + o * turn_keys + skipped, 1,
+                       scratch.turn + o * padded_dv_ + at, scratch);
+          }
+        }
+      };
+      // The sum of a turn is formed by itself: the rounding error grows with turn_keys + turns, not with the keys. Turns end at
+      // multiples of turn_keys, whatever the pages are and whatever is hidden.
+      for_each_run(b, part, from_.values(), half == 0 ? head.value_1 : head.value_2, scratch.gathered,
+                   [&](key_range keys, const kernel::row_run& run) {
+                     add(keys, run);
+                     if (keys.end % turn_keys != 0 && keys.end != end) return;
+                     for (index_t o = 0; o < outputs(u); ++o)
+                       for (index_t c = o * padded_dv_ + at; c < o * padded_dv_ + at + padded_row(width_); ++c)
+                         out[c] += scratch.turn[c], scratch.turn[c] = real(0);
+                   });
+    }
   }
 
   /// hidden[key - keys.begin]: not 0 if the rules of every map of output o hide the key.
@@ -421,6 +433,7 @@ class stream_call {
     s.gathered = memory.take<unsigned char>(static_cast<std::size_t>(bytes[0] > bytes[1] ? bytes[0] : bytes[1]),
                                             static_cast<std::size_t>(turn_keys));
     s.combined = take(kinds_ * most_heads_ * q_len_, turn_keys);
+    s.turn = take(kinds_ * most_heads_ * q_len_, padded_dv_);
     s.lanes = take(dv_, simd::lanes<real>), s.finished = take(dv_, simd::lanes<real>);
     return s;
   }

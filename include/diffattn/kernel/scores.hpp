@@ -242,8 +242,10 @@ DIFFATTN_NOINLINE void exponentials(T* x, index_t first, index_t count, softmax_
     const vec<T> total = (sum[0][v] + sum[2][v]) + (sum[1][v] + sum[3][v]);
     const vec<T> sum_before = simd::load(state.sum + v * w), exact = total - simd::load(state.lost + v * w);
     const vec<T> sum_now = sum_before + exact;
-    simd::store(state.lost + v * w, (sum_now - sum_before) - exact);
-    simd::store(state.sum + v * w, sum_now);
+    const auto none =
+        total == simd::broadcast(T(0));  // a block that a lane does not see, which others may skip, changes nothing
+    simd::store(state.lost + v * w, simd::select<T>(none, simd::load(state.lost + v * w), (sum_now - sum_before) - exact));
+    simd::store(state.sum + v * w, simd::select<T>(none, sum_before, sum_now));
   }
 }
 

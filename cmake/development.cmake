@@ -3,6 +3,7 @@
 option(DIFFATTN_NATIVE "Compile tests, benchmarks and examples for the processor of this machine" ${PROJECT_IS_TOP_LEVEL})
 option(DIFFATTN_WERROR "Warnings are errors in tests, benchmarks and examples" OFF)
 set(DIFFATTN_SANITIZE "" CACHE STRING "Sanitizers of tests, benchmarks and examples, e.g. address;undefined, or thread")
+option(DIFFATTN_GUARD "Tests with every block of memory between pages that trap" OFF)
 set(DIFFATTN_FUZZ "" CACHE STRING "Seconds for each libFuzzer target; needs Clang and the sanitizer fuzzer-no-link")
 
 add_library(diffattn_warnings INTERFACE)

@@ -35,6 +35,7 @@ namespace {
 int allocations = 0;
 }  // namespace
 
+#if !defined(DIFFATTN_GUARD)  // which has its own
 // Not inlined: GCC 12 takes a pair of which it sees only one half for a mismatch.
 DIFFATTN_NOINLINE void* operator new(std::size_t bytes) {
   ++allocations;
@@ -47,6 +48,7 @@ DIFFATTN_NOINLINE void operator delete(void* p) noexcept {
 DIFFATTN_NOINLINE void operator delete(void* p, std::size_t) noexcept {
   std::free(p);
 }
+#endif
 
 namespace {
 

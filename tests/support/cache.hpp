@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "guarded.hpp"
 #include "random.hpp"
 
 namespace test {
@@ -92,8 +93,8 @@ inline constexpr cache_choice all_caches[] = {
 /// A cache with its memory, which holds NaN wherever nothing has been written.
 class owned_cache {
  public:
-  explicit owned_cache(const diffattn::kv_cache_config& config) : memory_(diffattn::kv_cache_bytes(config), 0xff) {
-    const diffattn::status s = cache_.open(config, {memory_.data(), memory_.size()});
+  explicit owned_cache(const diffattn::kv_cache_config& config) : memory_(diffattn::kv_cache_bytes(config) - spare_line, 0xff) {
+    const diffattn::status s = cache_.open(config, {memory_.data(), memory_.size() + spare_line});
     EXPECT_EQ(s, diffattn::status::ok) << message(s);
   }
   diffattn::kv_cache* operator->() { return &cache_; }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "calls.hpp"
 
+#include "guarded.hpp"
+
 #include <gtest/gtest.h>
 
 #include <diffattn/attention.hpp>
@@ -61,8 +63,12 @@ diffattn::status run(const Args& args) {
   constexpr std::size_t guard = 64;
   constexpr unsigned char fill = 0xff;  // all ones is a NaN
   const std::size_t bytes = diffattn::workspace_bytes(args);
-  std::vector<unsigned char> memory(1 + bytes + guard, fill);
   serial executor;
+  if (guarded) {
+    std::vector<unsigned char> exact(bytes < spare_line ? 0 : bytes - spare_line, fill);
+    return call(args, {exact.data(), bytes}, executor);
+  }
+  std::vector<unsigned char> memory(1 + bytes + guard, fill);
   const diffattn::status s = call(args, {memory.data() + 1, bytes}, executor);
   EXPECT_EQ(memory[0], fill) << "written before the workspace";
   for (std::size_t i = 1 + bytes; i < memory.size(); ++i)

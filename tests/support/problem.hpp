@@ -18,6 +18,7 @@
 #include "calls.hpp"
 #include "compare.hpp"
 #include "families.hpp"
+#include "guarded.hpp"
 #include "random.hpp"
 #include "ways.hpp"
 
@@ -33,7 +34,7 @@ class tensor {
   tensor() = default;
   tensor(index_t batch, index_t tokens, index_t heads, index_t width, diffattn::layout order, index_t gap, bool one_head,
          T fill)
-      : margin_(gap > 0 ? 64 + gap : 0) {
+      : margin_(gap > 0 && !guarded ? 64 + gap : 0) {
     const index_t stored = one_head ? 1 : heads, row = width + gap;
     view_.batch = batch, view_.tokens = tokens, view_.heads = heads, view_.width = width;
     if (order == diffattn::layout::bthd)
@@ -41,7 +42,12 @@ class tensor {
     else
       view_.token_stride = row, view_.head_stride = tokens * row + gap, view_.batch_stride = stored * view_.head_stride + gap;
     if (one_head) view_.head_stride = 0;
-    memory_.assign(static_cast<std::size_t>(batch * view_.batch_stride + 2 * margin_ + 1), fill);
+    index_t size = batch * view_.batch_stride + 2 * margin_ + 1;
+    if (guarded)  // from the first element to the last one
+      size = batch * tokens * heads * width == 0 ? 0
+                                                 : (batch - 1) * view_.batch_stride + (tokens - 1) * view_.token_stride +
+                                                       (heads - 1) * view_.head_stride + width;
+    memory_.assign(static_cast<std::size_t>(size), fill);
     view_.data = memory_.data() + margin_;
     fill_ = fill;
   }

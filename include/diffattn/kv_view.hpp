@@ -54,6 +54,23 @@ struct kv_view {
   }
 };
 
+/// Do two maps read the same heads?
+DIFFATTN_INLINE bool same_heads(const head_map& a, const head_map& b) noexcept {
+  if (a.heads != b.heads) return false;
+  for (index_t h = 0; h < a.heads; ++h) {
+    const head_indices x = a[h], y = b[h];
+    if (x.query_1 != y.query_1 || x.query_2 != y.query_2 || x.key_1 != y.key_1 || x.key_2 != y.key_2 ||
+        x.value_1 != y.value_1 || x.value_2 != y.value_2)
+      return false;
+  }
+  return true;
+}
+
+DIFFATTN_NAMESPACE_END
+
+// Has lambdas, which a compiler may leave out of line: one copy for each instruction set.
+DIFFATTN_ISA_NAMESPACE_BEGIN
+
 /// Tensors [batch, tokens, heads, width] as they lie, each batch entry a sequence of one page.
 template <class T>
 DIFFATTN_INLINE kv_view view_of_tensors(const tensor_view<const T>& k, const tensor_view<const T>& v) noexcept {
@@ -68,16 +85,4 @@ DIFFATTN_INLINE kv_view view_of_tensors(const tensor_view<const T>& k, const ten
   return view;
 }
 
-/// Do two maps read the same heads?
-DIFFATTN_INLINE bool same_heads(const head_map& a, const head_map& b) noexcept {
-  if (a.heads != b.heads) return false;
-  for (index_t h = 0; h < a.heads; ++h) {
-    const head_indices x = a[h], y = b[h];
-    if (x.query_1 != y.query_1 || x.query_2 != y.query_2 || x.key_1 != y.key_1 || x.key_2 != y.key_2 ||
-        x.value_1 != y.value_1 || x.value_2 != y.value_2)
-      return false;
-  }
-  return true;
-}
-
-DIFFATTN_NAMESPACE_END
+DIFFATTN_ISA_NAMESPACE_END

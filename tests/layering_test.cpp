@@ -52,8 +52,9 @@ room room_of(const std::string& path) {
   static const std::set<std::string> described = {"config.hpp",   "tensor.hpp", "heads.hpp",     "lambda.hpp", "mask.hpp",
                                                   "logits.hpp",   "norm.hpp",   "arguments.hpp", "status.hpp", "workspace.hpp",
                                                   "executor.hpp", "rope.hpp",   "storage.hpp",   "kv_view.hpp"};
-  static const std::set<std::string> called = {"check.hpp",           "forward.hpp",  "attention.hpp",
-                                               "kv_cache_config.hpp", "kv_cache.hpp", "merge.hpp"};
+  static const std::set<std::string> called = {"check.hpp",           "check_memory.hpp", "check_masks.hpp",
+                                               "check_keys.hpp",      "forward.hpp",      "attention.hpp",
+                                               "kv_cache_config.hpp", "kv_cache.hpp",     "merge.hpp"};
   if (described.count(path)) return descriptions;
   if (path.rfind("simd/", 0) == 0) return simd;
   if (path.rfind("kernel/", 0) == 0) return kernel;

@@ -24,7 +24,7 @@ struct block_scratch {
   T* queries;   ///< [group][maps][d][lane]
   T* weights;   ///< [maps][group][key][lane]
   T* combined;  ///< [chunk key][lane], of one group at a time
-  T* out;       ///< [group][padded_channels][lane]
+  T* out;       ///< [group][2][padded_channels][lane]
   bool* live;   ///< [maps][group][softmax block] does the map show some of its keys? Only for rules that hide
 };
 
@@ -39,7 +39,7 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
   group_t groups[(max_block_rows + lanes - 1) / lanes];
   for (index_t i = 0; i < count; ++i)
     groups[i].start(job, i * lanes, scratch.queries + i * Maps * job.d * lanes,
-                    scratch.out + i * padded_channels(job.dv) * lanes);
+                    scratch.out + 2 * i * padded_channels(job.dv) * lanes);
 
   const auto end_of_chunk = [hi](index_t begin) { return begin + chunk_keys < hi ? begin + chunk_keys : hi; };
   const auto weights_of = [&](int map, index_t i, index_t key) {
@@ -84,6 +84,7 @@ DIFFATTN_NOINLINE void attend_block(const block_job<T>& job, const block_scratch
       const T* const ahead_1 = more ? weights_of(0, i, begin + chunk_keys) : nullptr;
       const T* const ahead_2 = more ? weights_of(Maps - 1, i, begin + chunk_keys) : nullptr;
       if (keys.begin < keys.end) groups[i].add_values(job, weights(i, keys), keys, first, last, ahead_1, ahead_2);
+      if (begin / chunk_keys % span_chunks == span_chunks - 1) groups[i].close_span(job);
     }
   };
 

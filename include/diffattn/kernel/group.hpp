@@ -53,7 +53,7 @@ class group {
   static constexpr index_t lanes = group_lanes<T, Vectors>;
 
   /// Takes rows [first, first + lanes) of the block, as far as there are any, and packs their queries. `queries` has room for
-  /// Maps · d · lanes, `out` for padded_channels · lanes.
+  /// Maps · d · lanes, `out` for 2 · padded_channels · lanes.
   DIFFATTN_INLINE void start(const block_job<T>& job, index_t first, T* queries, T* out) noexcept {
     first_ = first, rows_ = job.rows - first < lanes ? job.rows - first : lanes;
     const key_range &top = job.visible[first], &bottom = job.visible[first + rows_ - 1];
@@ -72,7 +72,16 @@ class group {
 
   /// Begins an output.
   DIFFATTN_INLINE void clear(const block_job<T>& job) noexcept {
-    for (index_t e = 0; e < padded_channels(job.dv) * lanes; e += simd::lanes<T>) simd::store(out_ + e, simd::broadcast(T(0)));
+    for (index_t e = 0; e < 2 * padded_channels(job.dv) * lanes; e += simd::lanes<T>)
+      simd::store(out_ + e, simd::broadcast(T(0)));
+  }
+  /// Adds the output so far to that of the spans before, and begins the next one. (With one span: the sum and 0 change places.)
+  DIFFATTN_INLINE void close_span(const block_job<T>& job) noexcept {
+    const index_t size = padded_channels(job.dv) * lanes;
+    for (index_t e = 0; e < size; e += simd::lanes<T>) {
+      simd::store(out_ + size + e, simd::load(out_ + size + e) + simd::load(out_ + e));
+      simd::store(out_ + e, simd::broadcast(T(0)));
+    }
   }
 
   /// The keys of [begin, end) that some row sees.
@@ -110,7 +119,7 @@ class group {
                                 x + key * lanes);
     if (job.rules[map].edits(shown)) edit(job, map, keys, shown, x);
     if (!all_see(keys)) hide_keys<Vectors>(visible_of(job, keys), count, x, state);
-    const index_t channels = rescale_out ? padded_channels(job.dv) : 0;
+    const index_t channels = rescale_out ? 2 * padded_channels(job.dv) : 0;
     if (may_edit)
       subtract_shift<Vectors>(state, x, count, x - kept * lanes, kept, out_, channels);
     else if (rises(state))
@@ -178,8 +187,10 @@ class group {
 
   /// Scales, normalises and stores the output.
   DIFFATTN_INLINE void finish(const block_job<T>& job, const head_norm<T>& norm, T* to, index_t stride) noexcept {
-    normalise<Vectors>(out_, job.dv, scale_, norm);
-    simd::transpose<simd::transpose_order::scatter>(out_, lanes, job.dv, rows_, to + first_ * stride, stride, T(1));
+    close_span(job);
+    T* const out = out_ + padded_channels(job.dv) * lanes;
+    normalise<Vectors>(out, job.dv, scale_, norm);
+    simd::transpose<simd::transpose_order::scatter>(out, lanes, job.dv, rows_, to + first_ * stride, stride, T(1));
   }
   /// ln Σ exp(logit) of one map, −∞ for rows without keys.
   DIFFATTN_INLINE void store_log_sum_exp(int map, T* to, index_t stride) const noexcept {
@@ -274,7 +285,7 @@ class group {
   softmax_state<T, Vectors> softmax_[Maps];
   T c1_[lanes], c2_[lanes], scale_[lanes];
   T* queries_;  // [Maps][d][lanes]
-  T* out_;      // [padded_channels][lanes]
+  T* out_;      // [2][padded_channels][lanes]: of this span, of those before
 };
 
 }  // namespace kernel

@@ -45,6 +45,10 @@ inline constexpr index_t softmax_keys = 32;
 /// combined weights (128 × 128 bytes) half of a 32 KiB L1.
 inline constexpr index_t chunk_keys = 128;
 
+/// Chunks whose sums are added up by themselves (2048 keys): 65536 keys make sums of 128, 16 and 32 terms instead of 128 and
+/// 512.
+inline constexpr index_t span_chunks = 16;
+
 /// Queries of a block at most. Its groups share every softmax block of keys while it is in L1 and each chunk of values while it
 /// is in L2.
 inline constexpr index_t max_block_rows = 64;

@@ -64,7 +64,7 @@ DIFFATTN_INLINE panel_scratch<R> carve_scratch(const panel_plan<R>& p, arena& me
   s.block.queries = take(Maps * p.d);
   s.block.weights = take(Maps == 1 ? kernel::chunk_keys : Maps * p.span);
   s.block.combined = Maps == 1 ? nullptr : take(kernel::chunk_keys);
-  s.block.out = take(kernel::padded_channels(p.dv));
+  s.block.out = take(2 * kernel::padded_channels(p.dv));
   const index_t blocks = (Maps == 1 ? kernel::chunk_keys : p.span) / kernel::softmax_keys + 1;
   const index_t groups = (p.block_rows + simd::lanes<R> - 1) / simd::lanes<R>;
   s.block.live = memory.take<bool>(static_cast<std::size_t>(p.hides ? Maps * groups : 0), static_cast<std::size_t>(blocks));

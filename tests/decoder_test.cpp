@@ -86,7 +86,7 @@ TEST_P(Decoder, ContinuesAsPyTorchDoes) {
 // One call, chunks of any size and single tokens are the same model.
 TEST_P(Decoder, DecodingEqualsPrefill) {
   for (const prompt& p : prompts())
-    for (const std::size_t chunk : {1, 2, 7, 8, 9, 64}) {
+    for (const std::size_t chunk : {1u, 2u, 7u, 8u, 9u, 64u}) {
       llm::decoder model(checkpoint, static_cast<index_t>(p.tokens.size()));
       llm::matrix all(0, 256);
       for (std::size_t at = 0; at < p.tokens.size(); at += chunk) {

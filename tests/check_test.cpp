@@ -680,8 +680,39 @@ TEST(Check, DoesNotWalkThroughAbsurdHeads) {
 TEST(Check, StridesOfAnEmptyBatchAreNotUsed) {
   call c;
   c.args.q.batch = c.args.k.batch = c.args.v.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0;
-  c.args.k.batch_stride = c.args.v.batch_stride = std::numeric_limits<index_t>::max();
+  for (const index_t stride : {index_t{0}, std::numeric_limits<index_t>::max(), std::numeric_limits<index_t>::min()}) {
+    c.args.q.batch_stride = c.args.k.batch_stride = c.args.v.batch_stride = c.args.out.batch_stride = stride;
+    c.args.out1.batch_stride = c.args.out2.batch_stride = c.args.lse1.batch_stride = c.args.lse2.batch_stride = stride;
+    EXPECT_EQ(c.run(), status::ok) << stride;
+  }
+}
+
+TEST(Check, NoTwoOfNoElementsShareAnAddress) {
+  call c;
+  c.args.q.tokens = c.args.out.tokens = c.args.out1.tokens = c.args.out2.tokens = 0;
+  // As contiguous views of tensors without tokens are: the entries lie 0 apart.
+  c.args.q.batch_stride = c.args.out.batch_stride = c.args.out1.batch_stride = c.args.out2.batch_stride = 0;
+  c.args.lse1.batch_stride = c.args.lse2.batch_stride = 0;
   EXPECT_EQ(c.run(), status::ok);
+}
+
+TEST(Check, BlocksOfAnEmptyBatchAreNotRead) {
+  call c;
+  c.use_rules(), c.use_second_rules();
+  c.args.q.batch = c.args.k.batch = c.args.v.batch = c.args.out.batch = c.args.out1.batch = c.args.out2.batch = 0;
+  EXPECT_EQ(c.run(), status::ok);
+}
+
+/// Batches that contradict each other are refused before an array is read that is as long as one of them.
+TEST(Check, ArraysAreReadOnlyAsFarAsTheBatchesAgree) {
+  const auto none_sees = [](call& c) {
+    c.args.q.batch = index_t{1} << 40, c.args.q.batch_stride = 0;
+    EXPECT_EQ(c.run(), status::out_batch);
+  };
+  call tensors, cache, packed;
+  none_sees(tensors);
+  cache.use_cache(), none_sees(cache);
+  packed.use_prefixes(), none_sees(packed);
 }
 
 TEST(Check, ThrowIfError) {

@@ -164,13 +164,17 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
   static_assert(is_element<T>, "diffattn takes tensors of float, double, f16 and bf16");
   const bool cached = a.cache.is_given();
   status s = tensor(a.q, status::q_null, status::q_size, status::q_width_stride);
+  if (s == status::ok) s = tensor(a.out, status::out_null, status::out_size, status::out_width_stride);
+  if (s != status::ok) return s;
+  // First of all, so that arrays of an index for each batch entry are not read further than the caller means.
+  if (a.out.batch != a.q.batch) return status::out_batch;
+  if (a.out.tokens != a.q.tokens) return status::out_tokens;
   if (cached) {
-    if (s == status::ok) s = cache(a);
+    s = cache(a);
   } else {
-    if (s == status::ok) s = tensor(a.k, status::k_null, status::k_size, status::k_width_stride);
+    s = tensor(a.k, status::k_null, status::k_size, status::k_width_stride);
     if (s == status::ok) s = tensor(a.v, status::v_null, status::v_size, status::v_width_stride);
   }
-  if (s == status::ok) s = tensor(a.out, status::out_null, status::out_size, status::out_width_stride);
   if (s != status::ok) return s;
   if (!cached) {
     if (a.k.batch != a.q.batch) return status::k_batch;
@@ -178,8 +182,6 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
     if (a.v.tokens != a.k.tokens) return status::v_tokens;
     if (a.sequences) return status::cache_sequence;
   }
-  if (a.out.batch != a.q.batch) return status::out_batch;
-  if (a.out.tokens != a.q.tokens) return status::out_tokens;
   const schedule::source from(a);
   if (from.keys().width != a.q.width) return status::k_width;
   if ((s = heads(a, from.keys(), from.values())) != status::ok) return s;

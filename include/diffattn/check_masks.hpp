@@ -55,8 +55,9 @@ DIFFATTN_INLINE index_t most_keys(index_t batch, const schedule::source& from) n
 /// Does f(row) hold for the list of every block of queries? row[0] and row[1] are where its key blocks begin and end.
 template <class T, class F>
 DIFFATTN_INLINE bool all_rows(const block_list& l, const forward_args<T>& a, F&& f) noexcept {
-  for (index_t b = 0; b < (l.batch_stride == 0 ? 1 : a.out.batch); ++b)
-    for (index_t h = 0; h < (l.head_stride == 0 ? 1 : a.out.heads); ++h)
+  const auto lists = [](index_t n, index_t stride) { return stride == 0 && n > 1 ? 1 : n; };
+  for (index_t b = 0; b < lists(a.out.batch, l.batch_stride); ++b)
+    for (index_t h = 0; h < lists(a.out.heads, l.head_stride); ++h)
       for (index_t query = 0; query < a.out.tokens; query += l.query_block)
         if (!f(l.row(b, h, query))) return false;
   return true;

@@ -72,13 +72,15 @@ DIFFATTN_INLINE byte_range bytes_of(const token_head_view<T>& t, const tensor_vi
 /// Do no two elements share an address? Sorted by stride, every axis must step over all that the smaller ones span.
 /// (Sufficient, and necessary for every layout that nests its axes.)
 DIFFATTN_INLINE bool distinct(axis* axes, int n) noexcept {
+  for (int i = 0; i < n; ++i) {
+    if (axes[i].size == 0) return true;
+    if (axes[i].stride < 0) axes[i].stride = -axes[i].stride;
+  }
   index_t spanned = 1;
   for (int done = 0; done < n; ++done) {
     int least = done;
-    for (int i = done; i < n; ++i) {
-      if (axes[i].stride < 0) axes[i].stride = -axes[i].stride;
+    for (int i = done; i < n; ++i)
       if (axes[i].stride < axes[least].stride) least = i;
-    }
     const axis a = axes[least];
     axes[least] = axes[done];
     if (a.size <= 1) continue;

@@ -70,6 +70,7 @@ find_package(OpenMP QUIET COMPONENTS CXX) # optional: the OpenMP executor
 if(DIFFATTN_BUILD_TESTS)
   diffattn_need(GTest GTest::gtest_main build googletest https://github.com/google/googletest.git v1.15.2
                 BUILD_GMOCK=OFF INSTALL_GTEST=OFF)
+  find_package(rapidcheck QUIET) # not in every distribution: without it there are no property tests
 endif()
 if(DIFFATTN_BUILD_BENCH)
   diffattn_need(benchmark benchmark::benchmark build benchmark https://github.com/google/benchmark.git v1.9.1

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what diffattn's tests, examples and benchmarks need: a C++ compiler, CMake, Ninja, Eigen, xsimd, GoogleTest, Google
-# Benchmark, nlohmann-json, CLI11 and, for the picture of the comparison only, gnuplot. Uses apt-get, dnf, pacman or brew. Where
-# all of it is present it does nothing and needs no network.
+# Benchmark, nlohmann-json, CLI11, and two that may be absent: RapidCheck for the property tests, gnuplot for the picture of the
+# comparison. Uses apt-get, dnf, pacman or brew. Where all of it is present it does nothing and needs no network.
 #
 #   sh cmake/install-deps.sh            install what is missing
 #   sh cmake/install-deps.sh --check    only say what is missing
@@ -81,6 +81,7 @@ present() {
     json) have_header nlohmann/json.hpp ;;
     cli11) have_header CLI/CLI.hpp ;;
     gnuplot) have gnuplot ;;
+    rapidcheck) have_header rapidcheck/gtest.h ;;
   esac
 }
 
@@ -102,6 +103,7 @@ describe() {
     json) echo "nlohmann-json" ;;
     cli11) echo "CLI11" ;;
     gnuplot) echo "gnuplot (optional: draws the picture of the comparison)" ;;
+    rapidcheck) echo "RapidCheck (optional: the property tests)" ;;
   esac
 }
 
@@ -119,7 +121,7 @@ list() {
 
 # shellcheck disable=SC2086 # lists of words
 missing=$(missing_of $required)
-optional=$(missing_of gnuplot)
+optional=$(missing_of gnuplot rapidcheck)
 
 if [ -z "$missing$optional" ]; then
   say "everything is present"
@@ -155,6 +157,7 @@ package() {
     apt-get:json) echo nlohmann-json3-dev ;;
     apt-get:cli11) echo libcli11-dev ;;
     apt-get:gnuplot) echo gnuplot-nox ;;
+    apt-get:rapidcheck) echo librapidcheck-dev ;;
     dnf:compiler) echo gcc-c++ ;;
     dnf:cmake) echo cmake ;;
     dnf:ninja) echo ninja-build ;;
@@ -163,6 +166,7 @@ package() {
     dnf:googletest) echo gtest-devel ;;
     dnf:benchmark) echo google-benchmark-devel ;;
     dnf:json) echo json-devel ;;
+    dnf:rapidcheck) echo rapidcheck-devel ;;
     dnf:cli11) echo cli11-devel ;;
     dnf:gnuplot) echo gnuplot ;;
     pacman:compiler) echo gcc ;;
@@ -240,6 +244,7 @@ if ! install $wanted; then
   done
 fi
 if ! present gnuplot; then say "no gnuplot: the comparison will be printed but not drawn"; fi
+if ! present rapidcheck; then say "no RapidCheck: the property tests will not be built"; fi
 
 # --- Is it enough? ----------------------------------------------------------------------------------------------------
 

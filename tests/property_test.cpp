@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Laws that hold for any call. A call that breaks one is made plainer, byte by byte, while it still breaks it.
+// Laws that hold for any call. RapidCheck searches for a call that breaks one, and for the plainest such call.
 //
-//   DIFFATTN_PROPERTY_SEED=123     begins with another seed; the seed that a failure prints and
-//   DIFFATTN_PROPERTY_SAMPLES=1    one sample repeat it. More samples search longer
+//   RC_PARAMS="seed=123 max_success=100000"    begins elsewhere, searches longer
+//   RC_PARAMS="reproduce=..."                  repeats a failure, as it says
 
 #define EIGEN_USE_THREADS
 
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
 #include <cstdlib>
 #include <diffattn/executor/eigen_thread_pool.hpp>
@@ -41,57 +42,17 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // ---------------------------------------------------------------------------------------------- searching
 
-using bytes = std::vector<std::uint8_t>;
+/// What RC_PARAMS does not say otherwise.
+const int defaults = setenv("RC_PARAMS", "seed=1 max_success=1000", 0);
+
 using law = std::function<AssertionResult(choices&)>;
 
-bool breaks(const law& f, const bytes& b) {
-  choices c(b);
-  return !f(c);
-}
-
-/// Drops and lowers bytes while the law stays broken.
-bytes plainest(const law& f, bytes worst) {
-  int left = 3000;
-  const auto try_this = [&](const bytes& next) {
-    if (next == worst || left-- <= 0 || !breaks(f, next)) return false;
-    worst = next;
-    return true;
-  };
-  for (bool better = true; better && left > 0;) {
-    better = false;
-    for (std::size_t n = worst.size(); n > 0; n /= 2)
-      for (std::size_t at = 0; at + n <= worst.size(); at += n) {
-        bytes zeroed = worst, dropped = worst;
-        std::fill_n(zeroed.begin() + static_cast<std::ptrdiff_t>(at), n, std::uint8_t{0});
-        dropped.erase(dropped.begin() + static_cast<std::ptrdiff_t>(at), dropped.begin() + static_cast<std::ptrdiff_t>(at + n));
-        better |= try_this(dropped) || try_this(zeroed);
-      }
-    for (std::size_t i = 0; i < worst.size(); ++i)
-      for (const int less : {worst[i] / 2, worst[i] - 1}) {
-        bytes lower = worst;
-        if (less >= 0 && i < lower.size()) lower[i] = static_cast<std::uint8_t>(less), better |= try_this(lower);
-      }
-  }
-  return worst;
-}
-
-void verify(const law& f, int samples) {
-  const auto from_environment = [](const char* variable, long otherwise) {
-    const char* const text = std::getenv(variable);
-    return text ? std::atol(text) : otherwise;
-  };
-  const std::uint64_t first = static_cast<std::uint64_t>(from_environment("DIFFATTN_PROPERTY_SEED", 1));
-  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(from_environment("DIFFATTN_PROPERTY_SAMPLES", samples)); ++i) {
-    test::random_source random(first + i);
-    bytes b(static_cast<std::size_t>(random.integer(10, 200)));
-    for (std::uint8_t& x : b) x = static_cast<std::uint8_t>(random.integer(0, 255));
-    if (!breaks(f, b)) continue;
-    b = plainest(f, b);
-    choices c(b);
-    std::string list;
-    for (const std::uint8_t x : b) list += (list.empty() ? "" : ", ") + std::to_string(x);
-    FAIL() << f(c).message() << "\nseed " << first + i << ", choices {" << list << "}";
-  }
+/// Tries the law on random choices. Of those that break it, RapidCheck shows the fewest and smallest bytes: the plainest call.
+void holds(const law& f) {
+  const auto bytes = *rc::gen::resize(200, rc::gen::arbitrary<std::vector<std::uint8_t>>());
+  choices c(bytes);
+  const AssertionResult r = f(c);
+  if (!r) RC_FAIL(r.message());
 }
 
 // ---------------------------------------------------------------------------------------------- running
@@ -405,20 +366,20 @@ AssertionResult linear_in_lambda(any_call<T>& call, choices&) {
   return near(a, r, e);
 }
 
-TEST(Property, AgreesWithTheReference) {
-  verify(of_any_call([](auto& call, choices& c) { return agrees_with_the_reference(call, c); }), 1500);
+RC_GTEST_PROP(Property, AgreesWithTheReference, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return agrees_with_the_reference(call, c); }));
 }
-TEST(Property, KeysInAnyOrderGiveTheSame) {
-  verify(of_any_call([](auto& call, choices& c) { return keys_in_any_order(call, c); }), 600);
+RC_GTEST_PROP(Property, KeysInAnyOrderGiveTheSame, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return keys_in_any_order(call, c); }));
 }
-TEST(Property, AConstantOnARowOfLogitsChangesNothing) {
-  verify(of_any_call([](auto& call, choices& c) { return constants_on_rows(call, c); }), 600);
+RC_GTEST_PROP(Property, AConstantOnARowOfLogitsChangesNothing, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return constants_on_rows(call, c); }));
 }
-TEST(Property, MergedPartsAreTheWhole) {
-  verify(of_any_call([](auto& call, choices& c) { return merged_parts(call, c); }), 600);
+RC_GTEST_PROP(Property, MergedPartsAreTheWhole, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return merged_parts(call, c); }));
 }
-TEST(Property, LinearInLambda) {
-  verify(of_any_call([](auto& call, choices& c) { return linear_in_lambda(call, c); }), 600);
+RC_GTEST_PROP(Property, LinearInLambda, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return linear_in_lambda(call, c); }));
 }
 
 // ---------------------------------------------------------------------------------------------- bit for bit
@@ -616,27 +577,27 @@ AssertionResult standard_attention(any_call<T>& call, choices& c) {
   return same(a, standard, differential);
 }
 
-TEST(Property, HeadsDoNotKnowTheirOrder) {
-  verify(of_any_call([](auto& call, choices& c) { return heads_in_any_order(call, c); }), 1000);
+RC_GTEST_PROP(Property, HeadsDoNotKnowTheirOrder, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return heads_in_any_order(call, c); }));
 }
-TEST(Property, EntriesDoNotKnowEachOther) {
-  verify(of_any_call([](auto& call, choices& c) { return entries_one_by_one(call, c); }), 1000);
+RC_GTEST_PROP(Property, EntriesDoNotKnowEachOther, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return entries_one_by_one(call, c); }));
 }
-TEST(Property, QueriesDoNotKnowEachOther) {
-  verify(of_any_call([](auto& call, choices& c) { return queries_in_parts(call, c); }), 1000);
+RC_GTEST_PROP(Property, QueriesDoNotKnowEachOther, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return queries_in_parts(call, c); }));
 }
-TEST(Property, WorkersDoNotMatter) {
-  eigen_pool pool(3);
-  verify(of_any_call([&pool](auto& call, choices& c) { return any_workers(call, c, pool); }), 1000);
+RC_GTEST_PROP(Property, WorkersDoNotMatter, ()) {
+  static eigen_pool pool(3);
+  holds(of_any_call([](auto& call, choices& c) { return any_workers(call, c, pool); }));
 }
-TEST(Property, StridesAndOptionalOutputsDoNotMatter) {
-  verify(of_any_call([](auto& call, choices& c) { return any_strides(call, c); }), 1000);
+RC_GTEST_PROP(Property, StridesAndOptionalOutputsDoNotMatter, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return any_strides(call, c); }));
 }
-TEST(Property, CachesDoNotMatter) {
-  verify(of_any_call([](auto& call, choices& c) { return any_cache(call, c); }), 600);
+RC_GTEST_PROP(Property, CachesDoNotMatter, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return any_cache(call, c); }));
 }
-TEST(Property, WithoutTheSecondMapItIsStandardAttention) {
-  verify(of_any_call([](auto& call, choices& c) { return standard_attention(call, c); }), 1000);
+RC_GTEST_PROP(Property, WithoutTheSecondMapItIsStandardAttention, ()) {
+  holds(of_any_call([](auto& call, choices& c) { return standard_attention(call, c); }));
 }
 
 }  // namespace

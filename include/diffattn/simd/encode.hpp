@@ -76,14 +76,17 @@ DIFFATTN_INLINE float scale_of_largest(std::int32_t magnitude, float top) noexce
 
 /// x / scale + offset to the nearest integer, ties to even, as bytes; only `offset` where the scale is 0 or NaN. Adding
 /// 1.5 * 2^23 rounds and leaves the integer in the low bits of the sum. `offset` is even, so a tie goes where it would without.
-DIFFATTN_INLINE void encode_codes(const float* x, float scale, int offset, unsigned char* code) noexcept {
+/// No quotient is beyond ±top, but one by a rounded reciprocal may be, and upward rounding then takes it to the next code.
+DIFFATTN_INLINE void encode_codes(const float* x, float scale, float top, int offset, unsigned char* code) noexcept {
   if (!(scale > 0)) {
     std::memset(code, offset, encode_block);
     return;
   }
   alignas(64) float sum[encode_block];
   const vec<float> divisor = broadcast(scale), round = broadcast(12582912.0f + static_cast<float>(offset));
-  for (int j = 0; j < encode_block; j += lanes<float>) store<float>(sum + j, load(x + j) / divisor + round);
+  const vec<float> least = broadcast(-top);
+  for (int j = 0; j < encode_block; j += lanes<float>)
+    store<float>(sum + j, at_least<float>(least, -at_least<float>(least, -(load(x + j) / divisor))) + round);
   for (int j = 0; j < encode_block; ++j) code[j] = static_cast<unsigned char>(bits_of_float(sum[j]) & 0xFFu);
 }
 
@@ -93,7 +96,7 @@ DIFFATTN_INLINE void encode_q6(const float* x, unsigned char* out) noexcept {
   const std::uint32_t quotient = bits_of_float(scale_of_largest(largest_magnitude(x, 0), 31));
   const std::uint32_t scale = (quotient + 0xFFFFu) >> 16;
   unsigned char code[encode_block];
-  encode_codes(x, float_of_bits(scale << 16), 32, code);
+  encode_codes(x, float_of_bits(scale << 16), 31, 32, code);
   std::uint64_t u[4];
   std::memcpy(u, code, sizeof u);
   const std::uint64_t packed[3] = {
@@ -142,7 +145,7 @@ void encode_row(storage type, index_t width, Read&& read, unsigned char* row) no
         each_block([&](index_t, auto) { largest = largest_magnitude(x, largest); });
         scale = scale_of_largest(largest, 127);
         std::memcpy(row, &scale, sizeof scale);
-        each_block([&](index_t i, auto n) { encode_codes(x, scale, 0, code), std::memcpy(row + 4 + i, code, n); });
+        each_block([&](index_t i, auto n) { encode_codes(x, scale, 127, 0, code), std::memcpy(row + 4 + i, code, n); });
         break;
       case storage::q6: each_block([&](index_t i, auto) { encode_q6(x, row + i / q6_block * q6_block_bytes); }); break;
     }

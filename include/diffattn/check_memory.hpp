@@ -54,7 +54,7 @@ DIFFATTN_INLINE byte_range bytes_of(const T* data, const axis* axes, int n) noex
     (axes[i].stride < 0 ? low : high) += (axes[i].size - 1) * axes[i].stride;
   }
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(data);
-  return {at + static_cast<std::uintptr_t>(low) * sizeof(T), at + static_cast<std::uintptr_t>(high + 1) * sizeof(T)};
+  return {at - static_cast<std::uintptr_t>(-low) * sizeof(T), at + static_cast<std::uintptr_t>(high + 1) * sizeof(T)};
 }
 
 template <class T>

@@ -47,11 +47,11 @@ void time_forward(benchmark::State& state, contender who, const shape& s) {
 
 void add(const shape& s) {
   for (const contender who : {contender::differential, contender::standard, contender::unfused}) {
-    if (who == contender::unfused && (s.threads > 1 || (s.d == 128 && s.n >= 16384))) continue;
+    if (who == contender::unfused && (!s.has_unfused() || (s.d == 128 && s.n >= 16384))) continue;
     auto* b = benchmark::RegisterBenchmark((std::string("forward/") + bench::name(who) + "/" + s.suffix("float")).c_str(),
                                            time_forward, who, s);
     b->Unit(benchmark::kMillisecond);
-    if (s.n >= 16384) b->Repetitions(3);  // seconds each
+    if (s.n >= 16384 && s.window == 0) b->Repetitions(3);  // seconds each
   }
 }
 
@@ -70,6 +70,7 @@ std::vector<shape> shapes(bool smoke) {
     both_masks({false, 64, 128, 2});
     both_masks({false, 80, 197, 2});
     both_masks({false, 64, 256, 2, 2});
+    all.push_back({true, 64, 300, 1, 1, false, 50});
     all.push_back({true, 16, 512, 4, 1, true});
     return all;
   }
@@ -77,6 +78,7 @@ std::vector<shape> shapes(bool smoke) {
     for (const index_t n : {128, 512, 1024}) both_masks({false, d, n, model_width / d / 2});
     both_masks({false, d, 4096, 1});
     both_masks({false, d, 16384, 1});
+    all.push_back({true, d, 16384, 1, 1, false, 512});
   }
   for (const index_t n : {197, 1000}) both_masks({false, 64, n, 8});
   both_masks({false, 64, 4095, 1});
@@ -109,12 +111,11 @@ class table {
       const double ours = time(contender::differential, s), standard = time(contender::standard, s);
       const double unfused = time(contender::unfused, s);
       const auto& p = *problems.at(s.suffix("float"));
-      const bool alone = s.threads == 1;
-      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %9.3f ms %12s | %8s %8s | %5.1f%% | %9.1e %9s%s\n",
-                   s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours * 1e3,
-                   standard * 1e3, text("%9.3f ms", unfused * 1e3).c_str(), text("%.3f", ours / standard).c_str(),
+      std::fprintf(to, "%-6s %4d %6d %2d | %9.3f ms %9.3f ms %12s | %8s %8s | %5.1f%% | %9.1e %9s%s\n", s.mask(),
+                   static_cast<int>(s.d), static_cast<int>(s.n), s.threads, ours * 1e3, standard * 1e3,
+                   text("%9.3f ms", unfused * 1e3).c_str(), text("%.3f", ours / standard).c_str(),
                    text("%.2f", unfused / ours).c_str(), find(contender::differential, s)->best("peak_fraction") * 100,
-                   p.error(), alone ? text("%.1e", p.unfused_error()).c_str() : "-", s.real ? "  real q, k, v" : "");
+                   p.error(), s.has_unfused() ? text("%.1e", p.unfused_error()).c_str() : "-", s.real ? "  real q, k, v" : "");
     }
   }
 
@@ -124,9 +125,16 @@ class table {
     for (const shape& s : all_) {
       shape full = s;
       full.causal = false;
-      if (s.causal && !s.real && s.threads == 1)
+      if (s.causal && !s.real && s.threads == 1 && s.window == 0)
         ratio(to, s, time(contender::differential, s) / time(contender::differential, full));
     }
+    std::fprintf(to, "\ntime per useful FLOP, window of 512 / all of 512 keys, of 1024: ");
+    for (const shape& s : all_)
+      for (const index_t n : {512, 1024}) {
+        const shape full{false, s.d, n, model_width / s.d / 2};
+        if (s.window == 512)
+          ratio(to, s, time(contender::differential, s) / s.flop() / (time(contender::differential, full) / full.flop()));
+      }
     std::fprintf(to, "\none thread / two:        ");
     for (const shape& s : all_) {
       shape one = s;
@@ -138,7 +146,7 @@ class table {
       shape round = s;
       round.d = s.d < 96 ? 64 : s.d == 96 ? 128 : s.d;
       round.n = s.n == 197 ? 128 : s.n == 1000 ? 1024 : s.n == 4095 ? 4096 : s.n;
-      if (s.real || s.threads > 1 || (round.d == s.d && round.n == s.n)) continue;
+      if (s.real || s.threads > 1 || s.window > 0 || (round.d == s.d && round.n == s.n)) continue;
       for (const shape& other : all_)
         if (other.suffix("") == round.suffix("")) round.heads = other.heads;
       ratio(to, s, time(contender::differential, s) / s.flop() / (time(contender::differential, round) / round.flop()));
@@ -153,7 +161,7 @@ class table {
           "peak\terror\tunfused_error\n";
     for (const shape& s : all_) {
       if (!find(contender::differential, s)) continue;
-      to << (s.causal ? "causal" : "full") << '\t' << s.d << '\t' << s.n << '\t' << s.threads << '\t' << s.real;
+      to << s.mask() << '\t' << s.d << '\t' << s.n << '\t' << s.threads << '\t' << s.real;
       for (const contender c : {contender::differential, contender::standard, contender::unfused})
         to << '\t' << time(c, s) * 1e3;
       for (const contender c : {contender::differential, contender::standard, contender::unfused})
@@ -165,8 +173,7 @@ class table {
 
  private:
   static void ratio(std::FILE* to, const shape& s, double r) {
-    if (r == r)
-      std::fprintf(to, " %s d=%d n=%d %.3f;", s.causal ? "causal" : "full", static_cast<int>(s.d), static_cast<int>(s.n), r);
+    if (r == r) std::fprintf(to, " %s d=%d n=%d %.3f;", s.mask(), static_cast<int>(s.d), static_cast<int>(s.n), r);
   }
 
   /// Bytes of tensors and workspace of both kinds of attention at n = 65536; nothing is run.

@@ -29,16 +29,21 @@ struct shape {
   index_t d = 64, n = 128, heads = 8;
   int threads = 1;
   bool real = false;
+  index_t window = 0;  // 0: none; else also causal
 
+  const char* mask() const { return window > 0 ? "window" : causal ? "causal" : "full"; }
+  /// Is there a composition of Eigen's products for it?
+  bool has_unfused() const { return threads == 1 && window == 0; }
   std::string suffix(const char* type) const {
-    return std::string(type) + (causal ? "/causal" : "/full") + "/d:" + std::to_string(d) + "/n:" + std::to_string(n) +
-           "/threads:" + std::to_string(threads) + (real ? "/data:real" : "");
+    return std::string(type) + "/" + mask() + (window > 0 ? ":" + std::to_string(window) : "") + "/d:" + std::to_string(d) +
+           "/n:" + std::to_string(n) + "/threads:" + std::to_string(threads) + (real ? "/data:real" : "");
   }
 
   /// Useful FLOP: 8 d for each visible pair of query and key and differential head (two products of width d with the keys, one
   /// of width 2 d with the values, 2 FLOP each), for every contender; exponentials, masks and norms count as nothing.
   double flop() const {
-    const double keys = static_cast<double>(n), pairs = causal ? keys * (keys + 1) / 2 : keys * keys;
+    const double keys = static_cast<double>(n), hidden = static_cast<double>(window > 0 ? n - window : 0);
+    const double pairs = (causal ? keys * (keys + 1) / 2 : keys * keys) - hidden * (hidden + 1) / 2;
     return 8.0 * static_cast<double>(d) * pairs * static_cast<double>(heads);
   }
 };
@@ -63,6 +68,7 @@ class problem {
     args_.k = diffattn::view<const T>(k_.data(), 1, n, 2 * heads, d, order);
     args_.out = diffattn::view(out_.data(), 1, n, heads, 2 * d, order);
     args_.mask.causal = s.causal;
+    if (s.window > 0) args_.mask.window = s.window;
     if (s.real) {  // Hugging Face layout: halves, two narrow value heads
       copy_tiled("kernel.q", q_), copy_tiled("kernel.k", k_), copy_tiled("kernel.v", v_);
       args_.v = diffattn::view<const T>(v_.data(), 1, n, 2 * heads, d, order);
@@ -116,7 +122,7 @@ class problem {
   /// Runs every contender once and compares sampled rows of all heads with the naive reference in double, within its bound.
   void check() {
     for (const contender c : {contender::differential, contender::standard, contender::unfused})
-      if (c != contender::unfused || shape_.threads == 1) run(c);
+      if (c != contender::unfused || shape_.has_unfused()) run(c);
     diffattn::tensor_view<const T> unfused_out = args_.out;
     unfused_out.data = unfused_out_.data();
     const index_t samples = std::min<index_t>(shape_.n, 16);
@@ -132,7 +138,7 @@ class problem {
       p.eps = static_cast<double>(args_.norm.eps), p.gain = static_cast<double>(args_.norm.gain);
       const reference::numbers expected = reference::attention(p).out;
       error_ = std::max(error_, compare(args_.out, row, expected));
-      if (shape_.threads == 1) unfused_error_ = std::max(unfused_error_, compare(unfused_out, row, expected));
+      if (shape_.has_unfused()) unfused_error_ = std::max(unfused_error_, compare(unfused_out, row, expected));
 
       reference::problem<T> single = reference_row(row, standard_.v);
       for (index_t h = 0; h < 2 * shape_.heads; ++h) {
@@ -153,6 +159,7 @@ class problem {
     p.q = reference_tensor(args_.q, row), p.k = reference_tensor(args_.k), p.v = reference_tensor(v);
     p.scale = 1 / std::sqrt(static_cast<double>(shape_.d));
     p.causal = shape_.causal, p.offset = row;
+    if (shape_.window > 0) p.window = shape_.window;
     return p;
   }
 

@@ -251,6 +251,33 @@ TEST(DecodeStored, Masks) {
 }
 
 // A number that nobody may see can be anything; int8 and q6 make a NaN of its whole row.
+// A workspace for the longest sequence is enough for any mask on the way there.
+TEST(DecodeStored, WorkspaceForAnyMask) {
+  test::random_source random(31);
+  for (int trial = 0; trial < 3000; ++trial) {
+    spec s;
+    s.q_len = random.integer(1, 40), s.kv_len = random.integer(1, 3000), s.d = 4, s.width = 4, s.heads = 1, s.kv = 1;
+    s.causal = trial % 4 != 0;
+    problem<float> p(s);
+    owned_cache cache(p.cache_config({kv_cache_kind::contiguous, 0}));
+    const std::vector<index_t> sequences = {0};
+    cache.append_in_turns(sequences, p.k.view(), p.v.view());
+    diffattn::forward_args<float> a = p.cached(cache, sequences);
+    a.schedule = trial % 2 == 0 ? schedule_choice::panels : schedule_choice::stream;
+    const index_t begin = random.integer(0, s.kv_len), prefix = random.integer(0, s.kv_len);
+    const diffattn::key_range range{begin, random.integer(begin, s.kv_len)};
+    const auto coin = [&random] { return random.integer(0, 1) == 1; };
+    if (coin()) a.mask.offset = random.integer(-50, s.kv_len + 50);
+    if (s.causal && coin()) a.mask.window = random.integer(1, s.kv_len);
+    if (s.causal && coin()) a.mask.prefixes = &prefix;
+    if (coin()) a.mask.key_ranges = &range;
+    for (const index_t workers : {1, 3})
+      for (const index_t longest : {s.kv_len, s.kv_len + 1, 2 * s.kv_len})
+        ASSERT_LE(test::workspace_bytes(a, workers), test::workspace_bytes(a, workers, longest))
+            << s.text() << ", trial " << trial << ", offset " << a.mask.offset << ", window " << a.mask.window;
+  }
+}
+
 TEST(DecodeStored, MaskedNumbersNeverMatter) {
   const float bad[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()};
   for (const storage type : float_storages)

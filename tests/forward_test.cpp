@@ -263,6 +263,17 @@ TYPED_TEST(Forward, LargeValues) {
   }
 }
 
+// A norm without eps makes any output as large as any other.
+TYPED_TEST(Forward, SmallValuesWithoutEps) {
+  for (const double size :
+       sizeof(TypeParam) == 4 ? std::vector<double>{1e-18, 1e-21, 1e-30} : std::vector<double>{1e-140, 1e-150})
+    for (const auto kind : {diffattn::norm_kind::rms, diffattn::norm_kind::group}) {
+      spec s;
+      s.q_len = 17, s.kv_len = 40, s.width = 5, s.v_amplitude = size, s.norm = kind, s.eps = 0;
+      problem<TypeParam>(s).verify();
+    }
+}
+
 TYPED_TEST(Forward, NearCancellation) {
   for (const double difference : {1e-2, 1e-4, 1e-6}) {
     spec s;

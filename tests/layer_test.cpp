@@ -883,7 +883,8 @@ const misuse any_misuses[] = {
     {status::layer_width, [](call& c) { c.args.config.model_width = 0; }},
     {status::layer_width, [](call& c) { c.args.config.head_width = -1; }},
     {status::layer_width, [](call& c) { c.args.config.value_width = huge; }},
-    {status::layer_option, [](call& c) { c.args.config.lambda = lambda_rule::none; }},
+    {status::layer_one_map, [](call& c) { c.args.config.lambda = lambda_rule::none; }},
+    {status::layer_one_map, [](call& c) { c.args.config.heads = diffattn::head_map::single(4, 2); }},
     {status::layer_option, [](call& c) { c.args.config.lambda = static_cast<lambda_rule>(7); }},
     {status::layer_option, [](call& c) { c.args.config.lambda = static_cast<lambda_rule>(-1); }},
     {status::layer_option, [](call& c) { c.args.config.keys = static_cast<key_source>(2); }},
@@ -971,7 +972,7 @@ const misuse rope_misuses[] = {
 };
 
 const misuse plain_misuses[] = {
-    {status::cache_sequence, [](call& c) { c.args.sequences = c.which.data(); }},
+    {status::cache_missing, [](call& c) { c.args.sequences = c.which.data(); }},
     {status::layer_keys, [](call& c) { c.args.keys_and_values.sequences = 2; }},
     {status::layer_keys, [](call& c) { c.borrow(); }},
     {status::layer_keys, [](call& c) { c.args.config.keys = key_source::borrowed, c.args.weights.k = c.args.weights.v = {}; }},

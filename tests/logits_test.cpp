@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -787,8 +788,7 @@ TYPED_TEST(Rules, SlopesAreABias) {
         s.causal = causal, s.offset = offset;
         const std::vector<T> slopes = {T(0.5), T(0.0078125)};
         test::problem<T> p(s), biased(s);
-        // The offset is only read under a causal mask.
-        const index_t own = causal && offset == 20 ? 20 : kv_len - s.q_len;
+        const index_t own = offset == 20 ? 20 : kv_len - s.q_len;
         std::vector<T> bias;
         for (const T slope : slopes)
           for (index_t i = 0; i < s.q_len; ++i)
@@ -829,13 +829,15 @@ TYPED_TEST(Rules, Sinks) {
         ASSERT_EQ(test::run(p.args()), status::ok);
         p.expect_identical(p.outputs(), plain);
       }
-      for (const T large : {T(1e4), T(1e30)}) {  // takes all weight but 2^-100 at most
+      for (const T large : {T(1e4), T(1e30), limits::max()}) {  // takes all weight but 2^-100 at most
         sinks[0] = large, sinks[1] = -limits::infinity();
         ASSERT_EQ(test::run(p.args()), status::ok);
         const auto results = p.outputs();
         for (index_t i = 0; i < s.q_len; ++i) {
           for (index_t c = 0; c < s.width; ++c) ASSERT_LE(std::fabs(p.out.at(0, i, 0, c)), T(1e-28));
-          ASSERT_NEAR(double(p.lse1.at(0, i, 0, 0) / large), 1, 4 * test::epsilon<T>());
+          // Above max / log2 e it counts as that.
+          const double most = double(limits::max()) / 1.4426950408889634;
+          ASSERT_NEAR(double(p.lse1.at(0, i, 0, 0)) / std::min(double(large), most), 1, 4 * test::epsilon<T>());
           ASSERT_EQ(p.out.at(0, i, 1, 0), plain.out[static_cast<std::size_t>((i * 2 + 1) * s.width)]);
         }
       }
@@ -866,8 +868,74 @@ TYPED_TEST(Rules, Sinks) {
           ASSERT_NEAR(double(p.lse1.at(0, i, 0, 0)), 2.5, 4 * test::epsilon<T>());
           ASSERT_EQ(p.lse2.at(0, i, 1, 0), -limits::infinity());
         }
+        sinks[0] = limits::lowest();
+        ASSERT_EQ(test::run(p.args()), status::ok);
+        ASSERT_TRUE(std::isfinite(p.lse1.at(0, 0, 0, 0)));
       }
     }
+}
+
+/// Hides keys 1024 … 1087 by tiles alone.
+struct whole_tiles {
+  std::atomic<int> asked{0};
+
+  static bool sees(const void* self, index_t, index_t, index_t, index_t) {
+    const_cast<whole_tiles*>(static_cast<const whole_tiles*>(self))->asked++;
+    return true;
+  }
+  static sight tile(const void*, index_t, index_t, index_t, index_t, key_range keys) {
+    if (keys.end <= 1024 || keys.begin >= 1088) return sight::all;
+    return keys.begin >= 1024 && keys.end <= 1088 ? sight::none : sight::some;
+  }
+};
+
+// Where tiles say all or nothing, single keys are not asked: also beside other rules, and where a value is infinite.
+TYPED_TEST(Rules, SingleKeysAreAskedOnlyInTilesThatShowSome) {
+  using T = TypeParam;
+  for (const index_t q_len : {4, 37})
+    for (const bool with_visible : {false, true})
+      for (const bool with_infinity : {false, true}) {
+        test::problem<T> p(spec_of(1, q_len, 1200));
+        forward_args<T>& a = p.args();
+        if (with_infinity)
+          for (index_t h = 0; h < p.v.view().heads; ++h) p.v.at(0, 1030, h, 0) = std::numeric_limits<T>::infinity();
+        std::vector<unsigned char> all(1200, 1), tiles = all;
+        std::fill(tiles.begin() + 1024, tiles.begin() + 1088, static_cast<unsigned char>(0));
+        if (with_visible) all[300] = tiles[300] = 0;
+        const whole_tiles predicate;
+        for (const schedule_choice schedule : test::both_schedules) {
+          a.schedule = schedule, a.logits = {}, a.logits.visible = {tiles.data(), 0, 0, 0, 1};
+          ASSERT_EQ(test::run(a), status::ok);
+          const auto expected = p.outputs();
+          a.logits = {}, a.logits.predicate = {&predicate, whole_tiles::sees, whole_tiles::tile};
+          if (with_visible) a.logits.visible = {all.data(), 0, 0, 0, 1};
+          std::vector<unsigned char> memory(test::workspace_bytes(a), 0xff);
+          backward_executor serial(1);
+          ASSERT_EQ(test::run(a, {memory.data(), memory.size()}, serial), status::ok);
+          p.expect_identical(p.outputs(), expected);
+          EXPECT_EQ(predicate.asked, 0) << test::name(schedule);
+        }
+      }
+}
+
+// However far a query is from its keys, where a float does not hold the distance: what its neighbours see changes nothing.
+TYPED_TEST(Rules, FarSlopesDoNotKnowTheirNeighbours) {
+  using T = TypeParam;
+  test::spec s = spec_of(1, 40, 90);
+  s.causal = true;
+  const std::vector<T> slopes = {T(1e-7), T(3e-8)};
+  for (const index_t offset : {index_t{40}, index_t{33554433}}) {
+    test::problem<T> p(s);
+    p.args().mask.offset = offset, p.args().mask.window = offset - 7;  // each row begins one key behind the one before
+    p.args().logits.slopes = slopes.data();
+    for (const schedule_choice schedule : test::both_schedules) {
+      p.args().schedule = schedule;
+      ASSERT_EQ(test::run(p.args()), status::ok);
+      const auto whole = p.outputs();
+      for (index_t i = 0; i < s.q_len; ++i) ASSERT_EQ(test::run(part_of(p.args(), 0, 1, i, 1)), status::ok);
+      p.expect_identical(p.outputs(), whole);
+    }
+  }
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ struct forward_args {
   const index_t* sequences = nullptr;  ///< [batch] sequence of the cache for each batch entry; null: entry b is sequence b
 
   token_head_view<real> lse1,
-      lse2;  ///< optional: natural log of Σ exp(logit) of each map, [batch, q_len, heads]; −∞ for a row without keys
+      lse2;  ///< optional: natural log of Σ exp(logit) of each map, [batch, q_len, heads]; −∞ without key and sink
   tensor_view<real> out1, out2;  ///< optional: softmax₁·v and softmax₂·v, shaped as out. Each costs one more product with v;
                                  ///< `out` is the same bit for bit
   schedule_choice schedule = schedule_choice::automatic;

@@ -180,7 +180,7 @@ DIFFATTN_INLINE status arguments(const forward_args<T>& a) noexcept {
     if (a.k.batch != a.q.batch) return status::k_batch;
     if (a.v.batch != a.q.batch) return status::v_batch;
     if (a.v.tokens != a.k.tokens) return status::v_tokens;
-    if (a.sequences) return status::cache_sequence;
+    if (a.sequences) return status::cache_missing;
   }
   const schedule::source from(a);
   if (from.keys().width != a.q.width) return status::k_width;

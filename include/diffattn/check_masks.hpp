@@ -28,8 +28,7 @@ DIFFATTN_INLINE status packed(const attention_mask& m, index_t batch, index_t q_
 }
 
 DIFFATTN_INLINE status mask(const attention_mask& m, index_t batch, index_t q_len, const schedule::source& from) noexcept {
-  if (m.causal && m.offset != attention_mask::align_to_end && (m.offset > 4 * limit || m.offset < -4 * limit))
-    return status::mask_offset;
+  if (m.offset != attention_mask::align_to_end && (m.offset > 4 * limit || m.offset < -4 * limit)) return status::mask_offset;
   if (m.window != attention_mask::unlimited) {
     if (m.window <= 0) return status::mask_window;
     if (!m.causal) return status::mask_window_not_causal;

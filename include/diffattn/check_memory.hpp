@@ -53,8 +53,10 @@ DIFFATTN_INLINE byte_range bytes_of(const T* data, const axis* axes, int n) noex
     if (axes[i].size <= 0) return {};
     (axes[i].stride < 0 ? low : high) += (axes[i].size - 1) * axes[i].stride;
   }
-  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(data);
-  return {at - static_cast<std::uintptr_t>(-low) * sizeof(T), at + static_cast<std::uintptr_t>(high + 1) * sizeof(T)};
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(data), last = std::numeric_limits<std::uintptr_t>::max();
+  const std::uintptr_t below = static_cast<std::uintptr_t>(-low) * sizeof(T);
+  const std::uintptr_t above = static_cast<std::uintptr_t>(high + 1) * sizeof(T);
+  return {below < at ? at - below : 0, above < last - at ? at + above : last};
 }
 
 template <class T>

@@ -68,8 +68,9 @@ inline std::size_t workspace_bytes(const forward_args<T>& args, index_t workers,
 }
 
 /// Computes args.out. Serial unless an executor is given. Masked keys and values are not read into any sum; a row that may see
-/// no key gives 0 and log-sum-exp −∞; NaN in live input reaches its row and head and no other. Results are the same, bit for
-/// bit, for every executor, batch size, kind of cache and, within one schedule, division of the queries into calls.
+/// no key gives 0 (before a norm's bias) and, without a sink, log-sum-exp −∞; NaN in live input reaches its row and head and no
+/// other. Results are the same, bit for bit, for every executor, batch size, kind of cache and, within one schedule, division
+/// of the queries into calls.
 template <class T, class Executor = serial_executor>
 inline status forward(const forward_args<T>& args, workspace scratch, Executor&& executor = Executor{}) noexcept {
   if (const status s = check(args); s != status::ok) return s;

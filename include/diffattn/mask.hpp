@@ -29,14 +29,15 @@ struct attention_mask {
 
   /// Query i sees key j only if j <= i + offset.
   bool causal = false;
-  /// The position of query 0 among the keys; kv_len - q_len unless given. Only read if `causal`.
+  /// The position of query 0 among the keys; kv_len - q_len unless given. Without `causal` only ALiBi (logits.hpp) asks for it.
   index_t offset = align_to_end;
   /// Query i sees its own key i + offset and the window - 1 keys before it. Needs `causal`.
   index_t window = unlimited;
-  /// Padding: [batch] ranges of keys that hold data, within [0, kv_len); null = all. Keys outside are never read.
+  /// Padding: [batch] ranges of keys that hold data, within [0, kv_len); null = all. Keys outside are never read. Positions
+  /// stay those among all keys: with padding on the right the last query is not the last key of its range.
   const key_range* key_ranges = nullptr;
   /// Prefix-LM: [batch] (packed: [sequences]) numbers of first keys that every query of the entry (sequence) sees, whatever
-  /// `causal` says; null = 0. Needs `causal`. A window still hides what lies before it.
+  /// `causal` says, counted from key 0, padding too; null = 0. Needs `causal`. A window still hides what lies before it.
   const index_t* prefixes = nullptr;
 
   /// Sequences packed one after the other in one batch entry, which do not see each other: sequence s has the query tokens
@@ -47,7 +48,7 @@ struct attention_mask {
   const std::int32_t* key_starts = nullptr;    ///< [sequences + 1], within kv_len
 
   DIFFATTN_INLINE index_t query_offset(index_t q_len, index_t kv_len) const noexcept {
-    return !causal || offset == align_to_end ? kv_len - q_len : offset;
+    return offset == align_to_end ? kv_len - q_len : offset;
   }
 };
 
@@ -76,8 +77,7 @@ DIFFATTN_INLINE key_range visible_keys(const attention_mask& m, index_t q_len, i
   const row_place place = place_of_row(m, q_len, kv_len, b, row);
   key_range keys = place.keys;
   if (!m.causal) return keys;
-  const index_t first = m.query_starts ? keys.begin : 0,
-                range_end = keys.end;  // prefixes count from the first key, padding too
+  const index_t first = m.query_starts ? keys.begin : 0, range_end = keys.end;
   index_t end = place.own + 1;
   if (m.prefixes && first + m.prefixes[place.entry] > end) end = first + m.prefixes[place.entry];
   if (end < keys.end) keys.end = end;

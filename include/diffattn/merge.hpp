@@ -18,11 +18,11 @@
 
 DIFFATTN_NAMESPACE_BEGIN
 
-/// What one part of the keys gave, shaped as the merged result.
+/// What one part of the keys gave, shaped as the merged result. A sink belongs to the whole row: give it to one part only.
 template <class R>
 struct attention_part {
   tensor_view<const R> out1, out2;      ///< softmax · v of each map over the keys of the part, [batch, q_len, heads, dv]
-  token_head_view<const R> lse1, lse2;  ///< natural log-sum-exps, [batch, q_len, heads]; −∞: the part has no key for the row
+  token_head_view<const R> lse1, lse2;  ///< natural log-sum-exps, [batch, q_len, heads]; −∞: neither key nor sink
 };
 
 /// Parts of differential attention. T is the type of `out`, as in `forward_args`.

@@ -98,6 +98,7 @@ enum class status {
   cache_length,
   cache_fork,
   cache_heads,
+  cache_missing,
   cache_shape,
   cache_range,
   cache_page,
@@ -108,6 +109,7 @@ enum class status {
   merge_part_shape,
   layer_width,
   layer_option,
+  layer_one_map,
   layer_weight_missing,
   layer_weight_unexpected,
   layer_x,
@@ -212,6 +214,7 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::cache_length: return "cache: the length is not within what the sequence holds";
     case status::cache_fork: return "fork: only paged caches share pages";
     case status::cache_heads: return "cache: made for another head map than that of the call";
+    case status::cache_missing: return "cache: missing, although sequences of one are named";
     case status::cache_shape: return "cache: a size or stride of the view is negative, zero or too large, or a pointer is null";
     case status::cache_range:
       return "cache: a query may see keys that the cache does not hold (not written yet, overwritten in a ring, or discarded)";
@@ -222,8 +225,9 @@ DIFFATTN_INLINE const char* message(status s) noexcept {
     case status::merge_parts: return "merge: no parts, or the array of parts is null";
     case status::merge_part_shape: return "merge: a part has other sizes than out, or a null or overlapping pointer";
     case status::layer_width: return "layer: a width of its config is missing or too large";
-    case status::layer_option:
-      return "layer: an option of its config is unknown, or its lambda rule does not go with its head map, norm or gates";
+    case status::layer_option: return "layer: an option of its config is unknown";
+    case status::layer_one_map:
+      return "layer: the lambda rule none needs a head map without pairs, no gate on map 1 and no norm, and others need pairs";
     case status::layer_weight_missing: return "layer: a weight that its config asks for is null";
     case status::layer_weight_unexpected: return "layer: a weight is given that its config does not have";
     case status::layer_x: return "layer: x is null, or not [batch, tokens, 1, model_width] with all tokens at one distance";

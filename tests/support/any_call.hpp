@@ -170,7 +170,7 @@ std::vector<sequence_piece> pieces_of(const forward_args<T>& a) {
   std::vector<sequence_piece> pieces;
   const auto add = [&](sequence_piece p, index_t entry) {
     const diffattn::attention_mask& m = a.mask;
-    p.offset = !m.causal || m.offset == m.align_to_end ? p.keys - p.queries : m.offset;
+    p.offset = m.offset == m.align_to_end ? p.keys - p.queries : m.offset;
     if (m.prefixes) p.prefix = m.prefixes[entry];
     pieces.push_back(p);
   };
@@ -426,7 +426,7 @@ class any_call {
     s << name(diffattn::storage_of<T>) << " batch " << args.q.batch << " q_len " << args.q.tokens << " kv_len " << args.k.tokens
       << " d " << args.q.width << " dv " << args.out.width << " heads " << args.heads.heads << " " << family_ << " schedule "
       << static_cast<int>(args.schedule) << " norm " << static_cast<int>(args.norm.kind) << (m.causal ? " causal" : "");
-    if (m.causal && m.offset != m.align_to_end) s << " offset " << m.offset;
+    if (m.offset != m.align_to_end) s << " offset " << m.offset;
     if (m.window != m.unlimited) s << " window " << m.window;
     s << (m.key_ranges ? " ranges" : "") << (m.prefixes ? " prefixes" : "") << (m.query_starts ? " packed" : "");
     for (int map = 0; map < (args.logits_2 ? 2 : 1); ++map) {
@@ -504,7 +504,7 @@ class any_call {
     diffattn::attention_mask& m = args.mask;
     const index_t kv_len = args.k.tokens;
     m.causal = c.coin();
-    if (m.causal && c.one_in(3)) m.offset = c.integer(-5, kv_len + 5);
+    if (c.one_in(3)) m.offset = c.integer(-5, kv_len + 5);
     if (m.causal && c.one_in(3)) m.window = c.pick<index_t>({1, 2, 3, 8, 16, 33, 128});
     const index_t entries = args.q.batch == 1 && c.one_in(4) ? pack(c) : args.q.batch;
     if (!m.query_starts && c.one_in(4)) {

@@ -83,16 +83,19 @@ DIFFATTN_NOINLINE void normalise(T* x, index_t dv, const T* s, const head_norm<T
     if (norm.kind != norm_kind::none) {
       const vec<T> squares = sum([mean](vec<T> y, vec<T> acc) { return simd::fma<T>(y - mean, y - mean, acc); });
       root = simd::sqrt<T>(simd::fma<T>(squares, inverse_dv, simd::broadcast(norm.eps)));
-      // Squares of values above 2^64 overflow float; lanes where they do are measured again in units of 2^80 (2^600), where eps
-      // vanishes beside them.
-      const auto overflow = squares == simd::broadcast(std::numeric_limits<T>::infinity());
-      if (simd::any<T>(overflow)) {
-        const vec<T> unit = simd::broadcast(sizeof(T) == 4 ? T(0x1p-80) : T(0x1p-600));
-        const vec<T> scaled = sum([mean, unit](vec<T> y, vec<T> acc) {
-          const vec<T> z = (y - mean) * unit;
+      // Squares of values above 2^64 overflow float, those below 2^-63 lose bits, which shows where eps is as small: lanes
+      // where they do are measured again in units of 2^80 or 2^-80 (2^±600). Squares and eps lie far within the range then.
+      constexpr T unit = sizeof(T) == 4 ? T(0x1p80) : T(0x1p600), square = sizeof(T) == 4 ? T(0x1p-80) : T(0x1p-900);
+      const auto large = squares == simd::broadcast(std::numeric_limits<T>::infinity());
+      const auto small = (squares < simd::broadcast(square)) & (simd::broadcast(norm.eps) < simd::broadcast(square));
+      if (simd::any<T>(large | small)) {
+        const vec<T> factor_of = simd::select<T>(large, simd::broadcast(T(1) / unit), simd::broadcast(unit));
+        const vec<T> scaled = sum([mean, factor_of](vec<T> y, vec<T> acc) {
+          const vec<T> z = (y - mean) * factor_of;
           return simd::fma<T>(z, z, acc);
         });
-        root = simd::select<T>(overflow, simd::sqrt<T>(scaled * inverse_dv) / unit, root);
+        const vec<T> eps = simd::broadcast(norm.eps) * factor_of * factor_of;
+        root = simd::select<T>(large | small, simd::sqrt<T>(simd::fma<T>(scaled, inverse_dv, eps)) / factor_of, root);
       }
       root = simd::select<T>(root == zero, one, root);  // eps = 0 and a zero output: 0 / 0 is defined as 0
     }

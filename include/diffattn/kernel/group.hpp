@@ -227,8 +227,10 @@ class group {
     const score_editor<T> editor(r);
     const index_t count = keys.end - keys.begin, query = job.first_query + first_;
     T own[lanes] = {}, bias[softmax_keys * lanes], hidden[softmax_keys * lanes];
+    // From a place that does not depend on what the rows see, since a float may not hold the distance.
+    const index_t origin = keys.begin / softmax_keys * softmax_keys;
     if (r.rules->slopes)
-      for (index_t i = 0; i < lanes; ++i) own[i] = static_cast<T>(job.own[row_of(i)] - keys.begin);
+      for (index_t i = 0; i < lanes; ++i) own[i] = static_cast<T>(job.own[row_of(i)] - origin);
     if (const logit_view<T>& v = r.rules->bias; v.data) {
       if (rows_ < lanes)
         for (index_t e = 0; e < count * lanes; ++e) bias[e] = T(0);
@@ -248,7 +250,7 @@ class group {
       vec<T> top = none;
       for (index_t j = 0; j < count; ++j) {
         const index_t at = (j * Vectors + v) * w;
-        const vec<T> distance = simd::load(own + v * w) - simd::broadcast(static_cast<T>(j));
+        const vec<T> distance = simd::load(own + v * w) - simd::broadcast(static_cast<T>(keys.begin - origin + j));
         vec<T> score = editor.edit(simd::load(x + at), distance, editor.has_bias() ? simd::load(bias + at) : zero);
         if (shown == sight::some) score = simd::select<T>(simd::load(hidden + at) == zero, score, none);
         simd::store(x + at, score);

@@ -25,9 +25,12 @@ struct head_rules {
   DIFFATTN_INLINE bool edits(sight shown) const noexcept { return rules && (shown == sight::some || rules->changes()); }
   /// Those of any tile? All are shifted alike then: a row must not depend on what the rules show its neighbours.
   DIFFATTN_INLINE bool may_edit() const noexcept { return rules && (rules->hides() || rules->changes()); }
-  /// Log2 units; −∞: none.
+  /// Log2 units, where a finite one stays finite, as a bias does; −∞: none.
   DIFFATTN_INLINE T sink() const noexcept {
-    return rules && rules->sinks ? rules->sinks[head] * static_cast<T>(log2_e) : -std::numeric_limits<T>::infinity();
+    constexpr T none = -std::numeric_limits<T>::infinity(), most = std::numeric_limits<T>::max();
+    const T sink = rules && rules->sinks ? rules->sinks[head] : none, scaled = sink * static_cast<T>(log2_e);
+    if (scaled > most && sink <= most) return most;
+    return scaled < -most && sink >= -most ? -most : scaled;
   }
 };
 
@@ -123,9 +126,14 @@ inline void hide_from_row(const head_rules<T>& r, index_t query, key_range keys,
       if (sight_of_blocks(rules.blocks, r.b, r.head, query, query, block) == sight::none)
         for (index_t j = block.begin; j < block.end; ++j) x[(j - keys.begin) * step] = hidden;
     }
-  if (rules.predicate.sees)
-    for (index_t j = 0; j < n; ++j)
-      if (!rules.predicate.sees(rules.predicate.context, r.b, r.head, query, keys.begin + j)) x[j * step] = hidden;
+  if (const mask_predicate& p = rules.predicate; p.sees)
+    for (key_range tile = keys; tile.begin < keys.end; tile.begin = tile.end) {
+      tile.end = (tile.begin / softmax_keys + 1) * softmax_keys;
+      if (tile.end > keys.end) tile.end = keys.end;
+      const sight shown = p.tile ? p.tile(p.context, r.b, r.head, query, query, tile) : sight::some;
+      for (index_t j = tile.begin; shown != sight::all && j < tile.end; ++j)
+        if (shown == sight::none || !p.sees(p.context, r.b, r.head, query, j)) x[(j - keys.begin) * step] = hidden;
+    }
 }
 
 /// Changes registers of scores by the rules of a head.
@@ -158,7 +166,8 @@ class score_editor {
 };
 
 /// Adds a sink to the softmax of a row: `sum` of weights relative to `shift`, 0 if the row has seen no key. A sink that is
-/// 2^100 times (2^900) all keys together counts as just that, so that nothing overflows; the log-sum-exp is right all the same.
+/// 2^100 times (2^900) all keys together counts as just that, so that nothing overflows; the log-sum-exp is right all the same,
+/// up to the rounding of a number of that size (4e-6 in float).
 template <class T>
 DIFFATTN_INLINE void add_sink(T sink, T& sum, T& shift) noexcept {
   constexpr T most = sizeof(T) == 4 ? T(100) : T(900);

@@ -88,10 +88,11 @@ DIFFATTN_INLINE status config(const layer_config& c, sizes& n) noexcept {
   const auto known = [](norm_kind k) { return k == norm_kind::rms || k == norm_kind::group || k == norm_kind::none; };
   const bool one_map = c.lambda == lambda_rule::none;
   const bool single = c.heads.queries == head_map::pairing::single;
-  if (c.lambda < lambda_rule::vectors || c.lambda > lambda_rule::none || one_map != single || (one_map && c.alpha_gate) ||
-      (one_map && c.norm != norm_kind::none) || (c.keys != key_source::own && c.keys != key_source::borrowed) ||
-      !known(c.norm) || !known(c.qk_norm) || !known(c.scale_norm))
+  if (c.lambda < lambda_rule::vectors || c.lambda > lambda_rule::none ||
+      (c.keys != key_source::own && c.keys != key_source::borrowed) || !known(c.norm) || !known(c.qk_norm) ||
+      !known(c.scale_norm))
     return status::layer_option;
+  if (one_map != single || (one_map && (c.alpha_gate || c.norm != norm_kind::none))) return status::layer_one_map;
   for (const double eps : {c.norm_eps, c.qk_norm_eps, c.scale_norm_eps})
     if (!std::isfinite(static_cast<float>(eps)) || eps < 0) return status::norm_eps;
   if (!std::isfinite(static_cast<float>(c.gain))) return status::norm_gain;
@@ -165,7 +166,7 @@ DIFFATTN_INLINE status keys(const layer_args<T>& a, const sizes& n) noexcept {
   const layer_config& c = a.config;
   const bool borrowed = c.keys == key_source::borrowed, cached = a.cache != nullptr;
   if (borrowed != a.keys_and_values.is_given() || (borrowed && cached)) return status::layer_keys;
-  if (!borrowed && !cached) return a.sequences ? status::cache_sequence : status::ok;
+  if (!borrowed && !cached) return a.sequences ? status::cache_missing : status::ok;
   if (cached && !a.cache->is_open()) return status::cache_not_open;
   const forward_args<T> call = call_on_keys(a);
   const kv_rows &k = call.cache.keys, &v = call.cache.values;

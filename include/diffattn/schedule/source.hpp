@@ -75,6 +75,7 @@ DIFFATTN_INLINE forward_args<T> with_length(const forward_args<T>& a, index_t kv
   forward_args<T> longest = a;
   longest.cache.lengths = longest.cache.begins = nullptr, longest.cache.same_length = kv_len;
   longest.mask.key_ranges = nullptr, longest.mask.offset = attention_mask::align_to_end;
+  if (a.mask.prefixes) longest.mask.window = attention_mask::unlimited;  // it may leave less of a prefix at the end than before
   return longest;
 }
 

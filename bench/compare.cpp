@@ -209,9 +209,7 @@ class table {
 
 int main(int argc, char** argv) {
   bench::command_line flags;
-  if (!flags.parse(argc, argv, {"--benchmark_repetitions=11", "--benchmark_min_time=0.02"},
-                   {"--benchmark_repetitions=2", "--benchmark_min_time=0.005"}))
-    return 1;
+  if (!flags.parse(argc, argv, 11, "0.02")) return 1;
   Eigen::setNbThreads(1);
   const std::vector<shape> all = shapes(flags.smoke);
   for (const shape& s : all) add(s);

@@ -214,9 +214,7 @@ void print_figures(std::FILE* to, const std::vector<step_shape>& all) {
 
 int main(int argc, char** argv) {
   bench::command_line flags;
-  if (!flags.parse(argc, argv, {"--benchmark_repetitions=7", "--benchmark_min_time=0.1"},
-                   {"--benchmark_repetitions=2", "--benchmark_min_time=0.002"}))
-    return 1;
+  if (!flags.parse(argc, argv, 7, "0.1")) return 1;
   const std::vector<step_shape> all = shapes(flags.smoke);
   for (step_shape s : all)
     for (const bool differential : {true, false}) {

@@ -86,8 +86,8 @@ class command_line {
   bool smoke = false;
   std::string table_file;
 
-  /// False if there is a flag that nobody knows. `defaults` (and, for --smoke, `smoke_defaults`) may be overridden.
-  bool parse(int argc, char** argv, const std::vector<std::string>& defaults, const std::vector<std::string>& smoke_defaults) {
+  /// False if there is a flag that nobody knows. The user's own flags win over both numbers.
+  bool parse(int argc, char** argv, int repetitions, const char* min_time) {
     std::vector<std::string> given;
     for (int i = 1; i < argc; ++i) {
       const std::string arg = argv[i];
@@ -100,9 +100,10 @@ class command_line {
       if (arg.rfind("--benchmark_format=", 0) == 0 && arg != "--benchmark_format=console") to_console_ = false;
     }
     // Defaults first: a later flag of the user's wins.
-    flags_ = {argv[0], "--benchmark_enable_random_interleaving=true"};
-    for (const auto* more : {smoke ? &smoke_defaults : &defaults, &std::as_const(given)})
-      flags_.insert(flags_.end(), more->begin(), more->end());
+    flags_ = {argv[0], "--benchmark_enable_random_interleaving=true",
+              "--benchmark_repetitions=" + std::to_string(smoke ? 2 : repetitions),
+              std::string("--benchmark_min_time=") + (smoke ? "0.002" : min_time)};
+    flags_.insert(flags_.end(), given.begin(), given.end());
     std::vector<char*> pointers;
     for (std::string& f : flags_) pointers.push_back(f.data());
     int count = static_cast<int>(pointers.size());

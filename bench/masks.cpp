@@ -158,9 +158,7 @@ class calls {
 
 int main(int argc, char** argv) {
   bench::command_line flags;
-  if (!flags.parse(argc, argv, {"--benchmark_repetitions=11", "--benchmark_min_time=0.02"},
-                   {"--benchmark_repetitions=2", "--benchmark_min_time=0.005"}))
-    return 1;
+  if (!flags.parse(argc, argv, 11, "0.02")) return 1;
   calls all(flags.smoke ? 256 : 2048);
   const std::vector<rule> rules = all.rules();
   std::map<std::string, double> pairs;

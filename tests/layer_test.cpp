@@ -1112,9 +1112,9 @@ TEST(LayerCheck, EveryMisuseHasItsStatus) {
 TEST(LayerCheck, StandardAttentionHasNoOptions) {
   const misuse table[] = {
       {status::ok, [](call&) {}},
-      {status::layer_option, [](call& c) { c.args.config.lambda = lambda_rule::gate; }},
-      {status::layer_option, [](call& c) { c.args.config.alpha_gate = true; }},
-      {status::layer_option, [](call& c) { c.args.config.norm = norm_kind::rms; }},
+      {status::layer_one_map, [](call& c) { c.args.config.lambda = lambda_rule::gate; }},
+      {status::layer_one_map, [](call& c) { c.args.config.alpha_gate = true; }},
+      {status::layer_one_map, [](call& c) { c.args.config.norm = norm_kind::rms; }},
   };
   expect_statuses(table, llama(8, 4, 4, 2), [](call&) {});
 }

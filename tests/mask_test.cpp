@@ -126,14 +126,14 @@ TEST(Mask, ExtremeNumbers) {
     }
 }
 
-TEST(Mask, OffsetOnlyReadIfCausal) {
-  for (const index_t offset : {index_t{-100}, largest, attention_mask::align_to_end}) {
+TEST(Mask, OffsetHidesNothingUnlessCausal) {
+  for (const index_t offset : {index_t{-100}, index_t{1} << 62, -(index_t{1} << 62), attention_mask::align_to_end}) {
     attention_mask m;
     m.offset = offset;
     const key_range keys = visible_keys(m, 3, 5, 0, 2);
     EXPECT_EQ(keys.begin, 0);
     EXPECT_EQ(keys.end, 5);
-    EXPECT_EQ(place_of_row(m, 3, 5, 0, 2).own, 4);
+    EXPECT_EQ(place_of_row(m, 3, 5, 0, 2).own, offset == attention_mask::align_to_end ? 4 : offset + 2);
   }
 }
 
